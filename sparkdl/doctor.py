@@ -96,8 +96,8 @@ def _java() -> Check:
     text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     match = re.search(r'version "(\d+)[^"]*"', text)
     ok = match is not None and int(match[1]) >= MIN_JAVA
-    found = match[0].removeprefix("version ").strip('"') if match else "unknown version"
-    return Check(name="Java", found=found, ok=ok, remedy="" if ok else remedy)
+    version = match[0].removeprefix("version ").strip('"') if match else "unknown version"
+    return Check(name="Java", found=version, ok=ok, remedy="" if ok else remedy)
 
 
 def _java_classes() -> Check:
@@ -111,25 +111,25 @@ def _java_classes() -> Check:
 def _package(name: str, versions: tuple[tuple[int, int], tuple[int, int]] | None, remedy: str) -> Check:
     label = "Spark" if name == "pyspark" else name
     try:
-        found = str(importlib.import_module(name).__version__)
+        version = str(importlib.import_module(name).__version__)
     except Exception as error:
         return Check(name=label, found=f"{type(error).__name__}: {error}", ok=False, remedy=remedy)
     if versions is None:
-        return Check(name=label, found=found, ok=True)
+        return Check(name=label, found=version, ok=True)
     low, high = versions
-    number = tuple(int(part) for part in found.split(".")[:2])
+    number = tuple(int(part) for part in version.split(".")[:2])
     ok = low <= number < high
     span = f">= {low[0]}.{low[1]}, < {high[0]}.{high[1]}"
-    return Check(name=label, found=found, ok=ok, remedy="" if ok else f"{label} {span} is supported: {remedy}")
+    return Check(name=label, found=version, ok=ok, remedy="" if ok else f"{label} {span} is supported: {remedy}")
 
 
 def _filesystem(name: str, package: str, extra: str) -> Check:
     """What reaches a filesystem besides this machine's; each is optional."""
     try:
-        found = f"{package} {importlib.metadata.version(package)}"
+        versions = f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
         return Check(name=name, found="not installed", ok=None, remedy=f"optional: pip install '{extra}'")
-    return Check(name=name, found=found, ok=True)
+    return Check(name=name, found=versions, ok=True)
 
 
 def _horovod() -> Check:
@@ -143,10 +143,10 @@ def _horovod() -> Check:
     except Exception as error:
         return Check(name="Horovod", found=f"{version}, which does not load: {error}", ok=False, remedy=remedy)
     built = built_with()
-    features = ", ".join(f"{what} {'yes' if there else 'no'}" for what, there in built.items())
-    found = f"{version} ({features})"
+    features = ", ".join(f"{what} {'yes' if built_in else 'no'}" for what, built_in in built.items())
+    described = f"{version} ({features})"
     ok = built.get("gloo", False)
-    return Check(name="Horovod", found=found, ok=ok, remedy="" if ok else "build it with HOROVOD_WITH_GLOO=1")
+    return Check(name="Horovod", found=described, ok=ok, remedy="" if ok else "build it with HOROVOD_WITH_GLOO=1")
 
 
 def _shadow() -> Check:
@@ -193,9 +193,9 @@ def _all_reduces(starting: Future[Any]) -> Iterator[Check]:
     try:
         session = starting.result()
     except Exception as error:
-        found = f"Spark did not start: {_first_line(error)}"
+        outcome = f"Spark did not start: {_first_line(error)}"
         for backend in backends:
-            yield Check(name=f"all-reduce ({backend})", found=found, ok=False, remedy="see the lines above")
+            yield Check(name=f"all-reduce ({backend})", found=outcome, ok=False, remedy="see the lines above")
         return
     for backend in backends:
         yield _all_reduce(session, backend)
@@ -238,8 +238,8 @@ def _all_reduce(session: Any, backend: str) -> Check:
     seconds = time.perf_counter() - start
     expected = [float(sum(range(1, RANKS + 1)))] * RANKS
     ok = values == expected
-    found = f"{RANKS} ranks in a barrier stage, {seconds:.1f} s" if ok else f"{values} where {expected} was due"
-    return Check(name=name, found=found, ok=ok)
+    outcome = f"{RANKS} ranks in a barrier stage, {seconds:.1f} s" if ok else f"{values} where {expected} was due"
+    return Check(name=name, found=outcome, ok=ok)
 
 
 def sum_of_ranks(backend: str) -> float:

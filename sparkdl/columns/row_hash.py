@@ -31,13 +31,13 @@ def column_hashes(columns: Mapping[str, pa.Array]) -> dict[str, Hashes]:
     Raises:
         SchemaError: a column is of a type that this does not know.
     """
-    found = {}
+    hashes = {}
     for name, array in columns.items():
         try:
-            found[name] = mixed(_values(array) + np.uint64(xxhash.xxh3_64_intdigest(name.encode())))
+            hashes[name] = mixed(_values(array) + np.uint64(xxhash.xxh3_64_intdigest(name.encode())))
         except NotImplementedError as error:
             raise SchemaError(f"column {name!r} is {error}, whose rows cannot be told apart: cast it") from error
-    return found
+    return hashes
 
 
 def mixed(numbers: Hashes) -> Hashes:
@@ -58,20 +58,20 @@ def _values(array: pa.Array) -> Hashes:
     if isinstance(array, pa.ExtensionArray):
         return _values(array.storage)
     if pa.types.is_map(kind):
-        found = _lists(_fields([array.keys, array.items], len(array.keys)), _numbers(array.offsets))
+        hashes = _lists(_fields([array.keys, array.items], len(array.keys)), _numbers(array.offsets))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _lists(_values(array.values), _numbers(array.offsets))
+        hashes = _lists(_values(array.values), _numbers(array.offsets))
     elif pa.types.is_struct(kind):
-        found = _fields([array.field(place) for place in range(kind.num_fields)], len(array))
+        hashes = _fields([array.field(position) for position in range(kind.num_fields)], len(array))
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
-        found = _texts(array, np.int32)
+        hashes = _texts(array, np.int32)
     elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        found = _texts(array, np.int64)
+        hashes = _texts(array, np.int64)
     else:
-        found = _fixed(array)
+        hashes = _fixed(array)
     if array.null_count:
-        found[~_numbers(array.is_valid().cast(pa.uint8())).view(bool)] = _NULL
-    return found
+        hashes[~_numbers(array.is_valid().cast(pa.uint8())).view(bool)] = _NULL
+    return hashes
 
 
 def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
@@ -97,10 +97,10 @@ def _fixed(array: pa.Array) -> Hashes:
     if width <= 8:
         return mixed(np.frombuffer(data, f"<u{width}")[span].astype(np.uint64))
     words = np.frombuffer(data, "<u8").reshape(-1, width // 8)[span]
-    found = np.zeros(len(array), np.uint64)
-    for place in range(width // 8):
-        found = mixed(found + words[:, place])
-    return found
+    hashes = np.zeros(len(array), np.uint64)
+    for position in range(width // 8):
+        hashes = mixed(hashes + words[:, position])
+    return hashes
 
 
 def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
@@ -110,12 +110,12 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
         return np.full(len(array), _NULL)
     edges = np.frombuffer(places, offset)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     starts, lengths = edges[:-1], np.diff(edges)
-    found = mixed(lengths.astype(np.uint64))
+    hashes = mixed(lengths.astype(np.uint64))
     if data is None or not edges[-1] - edges[0]:
-        return found
+        return hashes
     view = memoryview(data)
     for row in np.flatnonzero(lengths > _LONG).tolist():
-        found[row] = xxhash.xxh3_64_intdigest(view[edges[row] : edges[row + 1]])
+        hashes[row] = xxhash.xxh3_64_intdigest(view[edges[row] : edges[row + 1]])
     padded = np.concatenate([np.frombuffer(data, np.uint8, edges[-1] - edges[0], edges[0]), np.zeros(8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))  # those that begin at each byte
     starts = starts - edges[0]
@@ -126,8 +126,8 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
             break
         left = np.minimum(lengths[rows] - word, 8).astype(np.uint64) * np.uint64(8)
         bits = words[starts[rows] + word] & (np.uint64(2**64 - 1) >> (np.uint64(64) - left))
-        found[rows] = mixed(found[rows] + bits)
-    return found
+        hashes[rows] = mixed(hashes[rows] + bits)
+    return hashes
 
 
 def _lists(values: Hashes, offsets: np.ndarray[Any, Any]) -> Hashes:
@@ -137,12 +137,12 @@ def _lists(values: Hashes, offsets: np.ndarray[Any, Any]) -> Hashes:
     values = values[first : offsets[-1]] if len(offsets) else values[:0]
     places = np.arange(len(values), dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed(values + mixed(places.astype(np.uint64))))])
-    found = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
-    return mixed(found + mixed(lengths.astype(np.uint64)))
+    hashes = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
+    return mixed(hashes + mixed(lengths.astype(np.uint64)))
 
 
 def _fields(fields: list[pa.Array], rows: int) -> Hashes:
-    found = np.zeros(rows, np.uint64)
+    hashes = np.zeros(rows, np.uint64)
     for field in fields:
-        found = mixed(found + _values(field))
-    return found
+        hashes = mixed(hashes + _values(field))
+    return hashes

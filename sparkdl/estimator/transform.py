@@ -124,10 +124,10 @@ def predict_rows(
         SchemaError: the frame has a column of such a name already, or lacks one.
     """
     _check_free(wanted, getattr(rows, "columns", ()), cases=True)
-    chosen, answer = with_outputs(model, signature, [one.output for one in wanted])
+    chosen, answer = with_outputs(model, signature, [column.output for column in wanted])
     scorer = chosen if features is None else WithFeatures(chosen, features)
     table = score_rows(scorer, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
-    made = {one.column: table.column(place).to_pandas().to_numpy() for place, one in enumerate(wanted)}
+    made = {column.column: table.column(position).to_pandas().to_numpy() for position, column in enumerate(wanted)}
     return rows.assign(**made)
 
 
@@ -147,22 +147,24 @@ def score_frame(
         SchemaError: the frame has a column of such a name already.
     """
     _check_free(wanted, df.columns, cases=tells_cases_apart(df))
-    arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
-    vectors = any(one.vector for one in wanted) and not arrays
+    arrays = any(
+        not column.vector and field.shape for column, field in zip(wanted, published.signature.outputs, strict=True)
+    )
+    vectors = any(column.vector for column in wanted) and not arrays
     source = published.source
     with loose_by_value(source) if isinstance(source, torch.nn.Module) else contextlib.nullcontext():
         scored = score(
             df,
             source if features is None else WithFeatures(source, features),
             signature=published.signature,
-            output_columns=[one.column for one in wanted],
+            output_columns=[column.column for column in wanted],
             config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
             allow_pickle=True,
             trusted=published.trusted,
         )
-    if vectors or not any(one.vector for one in wanted):
+    if vectors or not any(column.vector for column in wanted):
         return scored
-    turned = {one.column: array_to_vector(F.col(quoted(one.column))) for one in wanted if one.vector}
+    turned = {column.column: array_to_vector(F.col(quoted(column.column))) for column in wanted if column.vector}
     return scored.withColumns(turned)
 
 
@@ -177,7 +179,7 @@ def predictor_of(
     return Predictor(
         model=published.source if features is None else WithFeatures(published.source, features),
         signature=published.signature,
-        output_columns=[one.column for one in wanted],
+        output_columns=[column.column for column in wanted],
         config=config or ScoreConfig(batch_rows=batch_rows),
         allow_pickle=True,
         trusted=published.trusted,
@@ -187,7 +189,7 @@ def predictor_of(
 def _check_free(wanted: Sequence[Wanted], columns: Iterable[str], *, cases: bool) -> None:
     """Refuse prediction columns that are there already."""
     existing = {folded(name, cases=cases) for name in columns}
-    taken = [one.column for one in wanted if folded(one.column, cases=cases) in existing]
+    taken = [column.column for column in wanted if folded(column.column, cases=cases) in existing]
     if taken:
         raise SchemaError(
             f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "

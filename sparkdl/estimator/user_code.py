@@ -104,11 +104,11 @@ def _culprit(value: Any) -> str:
     for one in fields(value) if is_dataclass(value) else ():
         value_of_field = getattr(value, one.name)
         name = one.metadata.get("parameter", one.name)
-        for place, part in enumerate(value_of_field) if isinstance(value_of_field, list) else [(-1, value_of_field)]:
+        for position, part in enumerate(value_of_field) if isinstance(value_of_field, list) else [(-1, value_of_field)]:
             try:
                 Payload.of(part)
             except Exception:
-                return name if place < 0 or len(value_of_field) == 1 else f"{name}[{place}]"
+                return name if position < 0 or len(value_of_field) == 1 else f"{name}[{position}]"
     return "the object"
 
 
@@ -219,8 +219,8 @@ def naming_errors(parameter: str) -> Iterator[None]:
         raise
     except Exception as error:
         frames = _frames(error)
-        told, place = f"{type(error).__name__}: {error}", _line(_users_frames(frames) or frames)
-        raise ConfigError(f"the function given as {parameter} raised {told} at {place}: correct it there") from error
+        message, line = f"{type(error).__name__}: {error}", _line(_users_frames(frames) or frames)
+        raise ConfigError(f"the function given as {parameter} raised {message} at {line}: correct it there") from error
 
 
 def _users_frames(frames: list[TracebackType]) -> list[TracebackType]:
@@ -228,41 +228,44 @@ def _users_frames(frames: list[TracebackType]) -> list[TracebackType]:
 
 
 def _line(frames: list[TracebackType]) -> str:
-    place = traceback.extract_tb(frames[-1], limit=1)[0]
-    return f"{place.filename}:{place.lineno}"
+    entry = traceback.extract_tb(frames[-1], limit=1)[0]
+    return f"{entry.filename}:{entry.lineno}"
 
 
 def _frames(error: Exception) -> list[TracebackType]:
-    found, frame = [], error.__traceback__
+    frames, frame = [], error.__traceback__
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.tb_next
-    return found
+    return frames
 
 
 def _raises(frame: TracebackType) -> bool:
     """Whether the frame stands at a ``raise`` or an ``assert``."""
     code = frame.tb_frame.f_code
-    return any(one.offset == frame.tb_lasti and one.opname == "RAISE_VARARGS" for one in dis.get_instructions(code))
+    return any(
+        instruction.offset == frame.tb_lasti and instruction.opname == "RAISE_VARARGS"
+        for instruction in dis.get_instructions(code)
+    )
 
 
-def built(given: Any) -> torch.nn.Module:
+def built(model: Any) -> torch.nn.Module:
     """The module itself, made if a function was given.
 
     Raises:
         ConfigError: it is none, its class wants arguments, or its function fails.
     """
-    if not isinstance(given, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module):
         try:
-            inspect.signature(given).bind()
+            inspect.signature(model).bind()
         except TypeError as error:
-            name = getattr(given, "__name__", type(given).__name__)
+            name = getattr(model, "__name__", type(model).__name__)
             raise ConfigError(
                 f"model={name} cannot be made without arguments ({error}): give the module itself, {name}(...), or "
                 f"functools.partial({name}, ...)"
             ) from error
     with naming_errors("model"):
-        model = given if isinstance(given, torch.nn.Module) else given()
+        model = model if isinstance(model, torch.nn.Module) else model()
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
     return model

@@ -116,8 +116,8 @@ class _Network(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs in the order of the signature."""
-        given = Arguments.of(self.call, dict(zip(self.names, tensors, strict=True)), self.beside)
-        answer: tuple[Tensor, ...] = self.model(*given.positional, **given.named)
+        arguments = Arguments.of(self.call, dict(zip(self.names, tensors, strict=True)), self.beside)
+        answer: tuple[Tensor, ...] = self.model(*arguments.positional, **arguments.named)
         return answer
 
 
@@ -154,7 +154,7 @@ def export_bundle(
     where = Storage.of(target)
     name = where.uri.rpartition("/")[2]
     beside = ("json", "data") if format == "onnx" else ("json",)
-    for goal in (where, *(where.sibling(f"{name}.{one}") for one in beside)):
+    for goal in (where, *(where.sibling(f"{name}.{ending}") for ending in beside)):
         require(not goal.exists(), f"{goal.uri} exists already: choose another file, or delete that one")
     loaded = load_bundle(bundle, expected_hash=expected_hash, allow_pickle=allow_pickle, trusted=trusted)
     signature, features = signature_of(loaded.info), features_of(loaded.info, functions=False)
@@ -166,12 +166,12 @@ def export_bundle(
         outputs = _output_names(signature)
         try:
             run = _WRITERS[format](network, batches[0][0], signature, outputs, file)
-            difference = max(_difference(answer, run(given)) for given, answer in batches)
+            difference = max(_difference(answer, run(inputs)) for inputs, answer in batches)
         except Exception as cause:  # of every type, from deep within torch or the runtime
-            said = " ".join(str(cause).split())
+            reason = " ".join(str(cause).split())
             raise BundleError(
                 f"torch cannot export the network of {loaded.info.uri} to {format} ({type(cause).__name__}: "
-                f"{said[:200]}): write its forward without decisions that depend on the numbers, or keep to the bundle"
+                f"{reason[:200]}): write its forward without decisions that depend on numbers, or keep to the bundle"
             ) from cause
         done = _described(loaded, name, format, features, batches[0], difference)
         _write(Path(folder), where, done)
@@ -206,10 +206,10 @@ def _check_forms(uri: str, signature: Signature) -> None:
 def _batches(network: nn.Module, made: MadeUp) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """Batches of several sizes, each with the network's own answer."""
 
-    def answered(rows: int, one: MadeUp) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        given = one.tensors(rows, seed=rows)
+    def answered(rows: int, rows_made: MadeUp) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        inputs = rows_made.tensors(rows, seed=rows)
         with torch.inference_mode():
-            return given, tuple(network(*given))
+            return inputs, tuple(network(*inputs))
 
     try:
         return [answered(rows, made) for rows in SIZES]
@@ -221,23 +221,23 @@ def _batches(network: nn.Module, made: MadeUp) -> list[tuple[tuple[Tensor, ...],
 Run = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
 
 
-def _traced(network: nn.Module, given: tuple[Tensor, ...], signature: Signature) -> Any:
+def _traced(network: nn.Module, inputs: tuple[Tensor, ...], signature: Signature) -> Any:
     names = dimensions(signature)
-    known = {name: torch.export.Dim(name, min=1) for varying in names for name in varying.values()}
-    shapes = tuple({axis: known[name] for axis, name in varying.items()} for varying in names)
+    dimensions_by_name = {name: torch.export.Dim(name, min=1) for varying in names for name in varying.values()}
+    shapes = tuple({axis: dimensions_by_name[name] for axis, name in varying.items()} for varying in names)
     try:
-        return torch.export.export(network, given, dynamic_shapes=(shapes,), strict=False)
+        return torch.export.export(network, inputs, dynamic_shapes=(shapes,), strict=False)
     except Exception as refusal:
         try:  # which reads the code instead of running it, and so lets len(x) vary; it understands less of Python
-            return torch.export.export(network, given, dynamic_shapes=(shapes,), strict=True)
+            return torch.export.export(network, inputs, dynamic_shapes=(shapes,), strict=True)
         except Exception:
             raise refusal from None
 
 
 def _torch_file(
-    network: nn.Module, given: tuple[Tensor, ...], signature: Signature, outputs: Sequence[str], file: Path
+    network: nn.Module, inputs: tuple[Tensor, ...], signature: Signature, outputs: Sequence[str], file: Path
 ) -> Run:
-    torch.export.save(_traced(network, given, signature), file)
+    torch.export.save(_traced(network, inputs, signature), file)
     again = torch.export.load(file).module()  # our own file, written a moment ago
 
     def run(tensors: tuple[Tensor, ...]) -> Sequence[Tensor]:
@@ -248,20 +248,20 @@ def _torch_file(
 
 
 def _onnx_file(
-    network: nn.Module, given: tuple[Tensor, ...], signature: Signature, outputs: Sequence[str], file: Path
+    network: nn.Module, inputs: tuple[Tensor, ...], signature: Signature, outputs: Sequence[str], file: Path
 ) -> Run:
     import onnxruntime
 
-    inputs = [field.name for field in signature.inputs]
+    input_names = [field.name for field in signature.inputs]
     program = torch.onnx.export(
-        _traced(network, given, signature),
+        _traced(network, inputs, signature),
         dynamo=True,
-        input_names=inputs,
+        input_names=input_names,
         output_names=list(outputs),
         verbose=False,
     )
     assert program is not None
-    taken = {*inputs, *outputs}  # names that a value inside of the network must not have
+    taken = {*input_names, *outputs}  # names that a value inside of the network must not have
     for node in program.model.graph:
         for number, value in enumerate(node.outputs):
             if value.name in taken and value not in program.model.graph.outputs:
@@ -269,12 +269,12 @@ def _onnx_file(
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
     program.save(str(file), external_data=size > _LARGE)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    used = [one.name for one in session.get_inputs()]
+    used = [argument.name for argument in session.get_inputs()]
 
     def run(tensors: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        feed = dict(zip(inputs, (tensor.numpy() for tensor in tensors), strict=True))
+        feed = dict(zip(input_names, (tensor.numpy() for tensor in tensors), strict=True))
         answer = session.run(list(outputs), {name: feed[name] for name in used})
-        return [torch.from_numpy(one) for one in answer]
+        return [torch.from_numpy(output) for output in answer]
 
     return run
 
@@ -288,26 +288,26 @@ def _output_names(signature: Signature) -> list[str]:
     return [f"{field.name}__output" if field.name in taken else field.name for field in signature.outputs]
 
 
-def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+def _difference(expected: Sequence[Tensor], answered: Sequence[Tensor]) -> float:
     """The largest difference of two answers.
 
     Raises:
         ValueError: they are not the same answer.
     """
     largest = 0.0
-    for one, other in zip(expected, found, strict=True):
-        if one.shape != other.shape:
-            raise ValueError(f"it answers {tuple(other.shape)} where the bundle answers {tuple(one.shape)}")
-        if not one.numel():
+    for output, other in zip(expected, answered, strict=True):
+        if output.shape != other.shape:
+            raise ValueError(f"it answers {tuple(other.shape)} where the bundle answers {tuple(output.shape)}")
+        if not output.numel():
             continue
-        exact, given = one.double(), other.double()
+        exact, exported = output.double(), other.double()
         odd = ~torch.isfinite(exact)
-        if not torch.equal(torch.nan_to_num(exact[odd], 0.5), torch.nan_to_num(given[odd], 0.5)):
+        if not torch.equal(torch.nan_to_num(exact[odd], 0.5), torch.nan_to_num(exported[odd], 0.5)):
             raise ValueError("it answers other numbers where the bundle's are not finite")
-        apart = float((exact - given)[~odd].abs().max()) if not odd.all() else 0.0
-        allowed = _TOLERANCE.get(one.dtype, 0.0) * max(1.0, float(exact[~odd].abs().max()) if not odd.all() else 0.0)
+        apart = float((exact - exported)[~odd].abs().max()) if not odd.all() else 0.0
+        allowed = _TOLERANCE.get(output.dtype, 0.0) * max(1.0, float(exact[~odd].abs().max()) if not odd.all() else 0.0)
         if not apart <= allowed:
-            raise ValueError(f"for {len(one)} rows it is {apart:g} beside the bundle, and {allowed:g} is rounding")
+            raise ValueError(f"for {len(output)} rows it is {apart:g} beside the bundle, and {allowed:g} is rounding")
         largest = max(largest, apart)
     return largest
 
@@ -349,7 +349,7 @@ def _described(
 
 def _write(folder: Path, target: Storage, done: Exported) -> None:
     """Copy what lies in ``folder`` beside and to ``target``: weights, the file itself, then its description."""
-    for path in sorted(folder.iterdir(), key=lambda one: one.name == done.file):
+    for path in sorted(folder.iterdir(), key=lambda file: file.name == done.file):
         goal = target.sibling(path.name)
         work = target.sibling(f"{TEMPORARY}{uuid.uuid4().hex}") if target.renames else goal
         with path.open("rb") as source, work.open_output() as sink:
@@ -375,12 +375,14 @@ class MadeUp:
     @staticmethod
     def of(signature: Signature, features: Features | None, model: nn.Module) -> MadeUp:
         """For the inputs of a network."""
-        known = {} if features is None else {one.name: one.cardinalities for one in features.inputs}
-        tables = [one.num_embeddings for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+        cardinalities = {} if features is None else {tensor.name: tensor.cardinalities for tensor in features.inputs}
+        tables = [
+            layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        ]
         most = torch.tensor(min(tables, default=2))
         ids = {}
         for field in signature.inputs:
-            counted = [size for column in field.columns for size in known.get(column, ())]
+            counted = [size for column in field.columns for size in cardinalities.get(column, ())]
             ids[field.name] = torch.tensor(counted) if counted else most
         return MadeUp(signature=signature, ids=ids)
 
@@ -399,15 +401,15 @@ class MadeUp:
             if None in field.shape:
                 lengths = torch.randint(1, longest + 1, (rows, 1), generator=draw)
                 lengths[0] = longest
-                there = torch.arange(longest) < lengths
-                valid[field.name] = there
-                padded[field.name] *= there.reshape(*there.shape, *[1] * (len(shape) - 2))
-        found = []
+                mask = torch.arange(longest) < lengths
+                valid[field.name] = mask
+                padded[field.name] *= mask.reshape(*mask.shape, *[1] * (len(shape) - 2))
+        tensors = []
         for field in self.signature.inputs:
             owner = self.signature.owner(field) or field
             form = field.form or ("mask" if owner is not field else "padded" if None in field.shape else "")
-            found.append(formed(form, padded[owner.name], valid[owner.name]))
-        return tuple(found)
+            tensors.append(formed(form, padded[owner.name], valid[owner.name]))
+        return tuple(tensors)
 
     def _drawn(self, field: TensorField, shape: tuple[int, ...], draw: torch.Generator) -> Tensor:
         dtype: torch.dtype = getattr(torch, field.dtype)
@@ -421,16 +423,16 @@ class MadeUp:
 
 def dimensions(signature: Signature) -> list[dict[int, str]]:
     """By input, in the order of the signature, the names of its dimensions that vary."""
-    found = []
-    for place, field in enumerate(signature.inputs):
+    names = []
+    for position, field in enumerate(signature.inputs):
         owner = signature.owner(field) or field
-        length = f"length_{place if owner is field else signature.inputs.index(owner)}"
+        length = f"length_{position if owner is field else signature.inputs.index(owner)}"
         if field.form == "flat":
-            found.append({0: f"elements_{place}"})
+            names.append({0: f"elements_{position}"})
         elif field.form in ("lengths", "offsets"):
-            found.append({0: ROWS})
+            names.append({0: ROWS})
         else:
             of = owner.shape if owner is field else owner.shape[:1]
             varying = {axis: length for axis, size in enumerate(of, 1) if size is None}
-            found.append({0: ROWS, **varying})
-    return found
+            names.append({0: ROWS, **varying})
+    return names

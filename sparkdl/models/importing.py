@@ -34,17 +34,17 @@ def path_of(factory: str | Callable[..., nn.Module]) -> str:
     """
     if isinstance(factory, str):
         module, name = _split(factory)
-        found = _member(_imported(module, "the model"), module, name, "the model")
+        member = _member(_imported(module, "the model"), module, name, "the model")
     else:
-        found = factory
-    module, name = getattr(found, "__module__", "") or "", getattr(found, "__qualname__", "")
+        member = factory
+    module, name = getattr(member, "__module__", "") or "", getattr(member, "__qualname__", "")
     path = f"{module}:{name}"
     if module in ("__main__", "") or "<" in name:
         raise BundleError(
             f"the model factory {path} cannot be imported by another process: move it to the top level of a module "
             "that is installed on the workers, or use allow_pickle=True"
         )
-    if resolve(path, (module,)) is not found:
+    if resolve(path, (module,)) is not member:
         raise BundleError(f"the import path {path} leads to another object than the one given: give its true path")
     return path
 
@@ -61,13 +61,13 @@ def build(path: str, arguments: Mapping[str, Any], trusted: Sequence[str] = ()) 
         BundleError: it is not allowed, cannot be imported, is nothing that makes a model, or fails.
         ConfigError: ``trusted`` names what can never be allowed.
     """
-    found = resolve(path, (*TORCH, *checked_packages(trusted)))
-    if not makes_a_model(found):
+    maker = resolve(path, (*TORCH, *checked_packages(trusted)))
+    if not makes_a_model(maker):
         raise BundleError(
             f"{path} is neither a torch.nn.Module class nor a function annotated to return one: annotate it where it "
             "is defined"
         )
-    return make(found, arguments, path)
+    return make(maker, arguments, path)
 
 
 def make(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> nn.Module:
@@ -79,8 +79,8 @@ def make(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -
     try:
         model = factory(**arguments)
     except Exception as cause:
-        given = str(dict(arguments))
-        shown = given if len(given) <= 300 else f"{given[:300]}..."
+        shown = str(dict(arguments))
+        shown = shown if len(shown) <= 300 else f"{shown[:300]}..."
         raise BundleError(
             f"{name} fails with the arguments {shown}: {type(cause).__name__}: {cause}; install the version of that "
             "module that the model was saved with"
@@ -106,18 +106,18 @@ def resolve(path: str, allowed: Sequence[str], needed_by: str = "the model") -> 
     reason = never(module)
     if reason:
         raise BundleError(f"{needed_by} names {path}, which {reason}: it was not saved by sparkdl, do not load it")
-    if not any(f"{module}.".startswith(f"{one}.") for one in allowed):
+    if not any(f"{module}.".startswith(f"{package}.") for package in allowed):
         top = module.partition(".")[0]
         raise BundleError(
             f"{needed_by} needs {path}, and importing {module} runs its code: if you trust that module, load inside "
             f"`with sparkdl.allow_imports({top!r}):`, give trusted=[{top!r}] where it can be given, or set "
             f"{IMPORT_SETTING}={top} in Spark or {IMPORT_VARIABLE}={top} in the environment"
         )
-    found = _member(_imported(module, needed_by), module, name, needed_by)
-    defined = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
-    if not (inspect.isclass(found) or inspect.isfunction(found)) or defined != (module, name):
+    member = _member(_imported(module, needed_by), module, name, needed_by)
+    defined = (getattr(member, "__module__", None), getattr(member, "__qualname__", None))
+    if not (inspect.isclass(member) or inspect.isfunction(member)) or defined != (module, name):
         raise BundleError(f"{path} is no class or function that {module} defines: give the path of its definition")
-    return found
+    return member
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -139,22 +139,22 @@ def _imported(module: str, needed_by: str) -> Any:
         ) from cause
 
 
-def _member(found: Any, module: str, name: str, needed_by: str) -> Any:
+def _member(member: Any, module: str, name: str, needed_by: str) -> Any:
     for part in name.split("."):  # by what is there, as a module's own __getattr__ may import others
-        if part not in vars(found):
+        if part not in vars(member):
             raise BundleError(
                 f"the module {module} has no {name!r}: install the version of {module} that {needed_by} was saved with"
             )
-        found = vars(found)[part]
-    return found
+        member = vars(member)[part]
+    return member
 
 
-def makes_a_model(found: Any) -> bool:
+def makes_a_model(maker: Any) -> bool:
     """Whether something is a module's class, or a function that says that it returns one."""
-    if isinstance(found, type):
-        return issubclass(found, nn.Module)
+    if isinstance(maker, type):
+        return issubclass(maker, nn.Module)
     try:
-        result = typing.get_type_hints(found).get("return")
+        result = typing.get_type_hints(maker).get("return")
     except Exception:  # an annotation that names something not imported here
         return False
     return isinstance(result, type) and issubclass(result, nn.Module)

@@ -58,8 +58,8 @@ class TabularNet(nn.Module):
         self._arguments = {"features": features, "width": width, "depth": depth, "embedding": embedding,
                            "dropout": dropout}  # fmt: skip
         labels = features["labels"]
-        self.names = [str(each["name"]) for each in features["inputs"]]
-        parts = [_part(each, embedding) for each in features["inputs"]]
+        self.names = [str(tensor["name"]) for tensor in features["inputs"]]
+        parts = [_part(tensor, embedding) for tensor in features["inputs"]]
         self.parts = nn.ModuleList(parts)
         self.enter = nn.Linear(sum(part.width for part in parts), width)
         self.blocks = nn.ModuleList(_Block(width, dropout) for _ in range(depth))
@@ -75,8 +75,8 @@ class TabularNet(nn.Module):
 
     def forward(self, row: dict[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
         """Predict, see the class."""
-        found = [part(row[name], row.get(f"{name}_mask")) for name, part in zip(self.names, self.parts, strict=True)]
-        hidden = self.enter(torch.cat(found, dim=1))
+        parts = [part(row[name], row.get(f"{name}_mask")) for name, part in zip(self.names, self.parts, strict=True)]
+        hidden = self.enter(torch.cat(parts, dim=1))
         for block in self.blocks:
             hidden = block(hidden)
         answer: Tensor = self.leave(hidden) * self.deviation + self.mean
@@ -136,8 +136,8 @@ class TabularEnsemble(nn.Module):
             raise ValueError(f"depth={depth} and members={members} have to be 1 or more")
         self.labels = [dict(label) for label in features["labels"]]
         self.outputs = [int(label["outputs"]) for label in self.labels]
-        self.names = [str(each["name"]) for each in features["inputs"]]
-        parts = [_ensemble_part(each, embedding, bends) for each in features["inputs"]]
+        self.names = [str(tensor["name"]) for tensor in features["inputs"]]
+        parts = [_ensemble_part(tensor, embedding, bends) for tensor in features["inputs"]]
         self.parts = nn.ModuleList(parts)
         entering = sum(part.width for part in parts)
         # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
@@ -305,9 +305,9 @@ class _Bag(_Part):
         self.width = self.table.embedding_dim
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        there = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-        found = self.table(values.long()) * there.unsqueeze(-1)
-        mean: Tensor = found.sum(1) / there.sum(1, keepdim=True).clamp(min=1)
+        is_id = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+        vectors = self.table(values.long()) * is_id.unsqueeze(-1)
+        mean: Tensor = vectors.sum(1) / is_id.sum(1, keepdim=True).clamp(min=1)
         return mean
 
 
@@ -318,35 +318,35 @@ class _Image(_Part):
         super().__init__()
         self.shape, self.width = list(shape), width
         layers: list[nn.Module] = []
-        for before, after in ((shape[0], 16), (16, 32), (32, width)):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(4, after), nn.ReLU()]
+        for entering, leaving in ((shape[0], 16), (16, 32), (32, width)):
+            layers += [nn.Conv2d(entering, leaving, 3, padding=1), nn.GroupNorm(4, leaving), nn.ReLU()]
             layers.append(nn.MaxPool2d(2, ceil_mode=True))
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, width))
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
         pixels = values.reshape(values.shape[0], *self.shape)
         scaled = pixels.float() if pixels.is_floating_point() else pixels.float() / 255
-        found: Tensor = self.layers(scaled)
-        return found
+        features: Tensor = self.layers(scaled)
+        return features
 
 
-def _part(each: Mapping[str, Any], embedding: int | None) -> _Part:
-    sizes, shape = list(each.get("cardinalities", ())), list(each["shape"])
+def _part(tensor: Mapping[str, Any], embedding: int | None) -> _Part:
+    sizes, shape = list(tensor.get("cardinalities", ())), list(tensor["shape"])
     if sizes:
         return _Categories(sizes, embedding, _width, _table) if shape else _Bag(sizes[0], embedding)
     return _Image(shape) if len(shape) == 3 else _Numbers(shape[0])
 
 
-def _ensemble_part(each: Mapping[str, Any], embedding: int | None, bends: int | None) -> _Part:
-    sizes, knots = list(each.get("cardinalities", ())), list(each.get("knots", ()))
-    if sizes and list(each["shape"]):
+def _ensemble_part(tensor: Mapping[str, Any], embedding: int | None, bends: int | None) -> _Part:
+    sizes, knots = list(tensor.get("cardinalities", ())), list(tensor.get("knots", ()))
+    if sizes and list(tensor["shape"]):
         return _Categories(sizes, embedding, _ensemble_width, _ensemble_table)
     if bends is None:
         fewer = min(_BENDS, _NUMBERS_WITH_ALL_BENDS * _BENDS // max(1, len(knots)))
         bends = fewer if len(knots) <= _MOST_BENT_NUMBERS else 0
     if any(knots):
         return _BentNumbers(knots, bends)
-    return _part(each, embedding)
+    return _part(tensor, embedding)
 
 
 def _ensemble_width(cardinality: int) -> int:

@@ -75,9 +75,9 @@ def arguments_of(
     for plan in inputs:
         if plan.of is not None:
             continue
-        found = _matrices(plan, batch, seen)
-        _check_missing(plan, found, nulls)
-        matrix = _side_by_side(plan, found)
+        matrices = _matrices(plan, batch, seen)
+        _check_missing(plan, matrices, nulls)
+        matrix = _side_by_side(plan, matrices)
         if matrix.missing is not None and nulls == "null":
             missing = matrix.missing if missing is None else missing | matrix.missing
         tensors[plan.field.name] = _tensor(plan, matrix, nulls).to(device)
@@ -85,7 +85,7 @@ def arguments_of(
         valid[plan.field.name] = None if matrix.valid is None else torch.from_numpy(matrix.valid[:, ::inner]).to(device)
     with torch.inference_mode():
         named = {plan.field.name: _argument(plan, tensors, valid) for plan in inputs}
-    return Arguments.of(signature.call, named, [one.name for one in signature.inputs if one.of]), missing
+    return Arguments.of(signature.call, named, [field.name for field in signature.inputs if field.of]), missing
 
 
 def _inner(field: TensorField) -> int:
@@ -98,31 +98,31 @@ def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, int 
     ragged, inner = None in plan.field.shape, _inner(plan.field)
     total = math.prod(size or 1 for size in plan.field.shape)
     others = sum(len(part.picked or part.names) for part in plan.parts)
-    found: list[Matrix] = []
+    matrices: list[Matrix] = []
     for part in plan.parts:
         where = (part.column, inner if ragged else None)
         if where not in seen:
             width = max(0, total - others + len(part.names))  # of an array among numbers, where all its rows are null
             seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged, width=width, inner=inner)
-        found.append(seen[where] if part.picked is None else _picked(part, seen[where]))
-    return found
+        matrices.append(seen[where] if part.picked is None else _picked(part, seen[where]))
+    return matrices
 
 
-def _picked(part: Part, whole: Matrix) -> Matrix:
+def _picked(part: Part, matrix: Matrix) -> Matrix:
     """Some of the packed columns; a null in another one is none of this input's business."""
     assert part.picked is not None
     first, last = part.picked[0], part.picked[-1]
     run = part.picked == tuple(range(first, last + 1))
     picked: Any = slice(first, last + 1) if run else list(part.picked)
-    if whole.holes is None:
-        return Matrix(whole.values[:, picked])
-    holes = whole.holes[:, picked]
+    if matrix.holes is None:
+        return Matrix(matrix.values[:, picked])
+    holes = matrix.holes[:, picked]
     missing = np.asarray(holes.any(axis=1))
-    return Matrix(whole.values[:, picked], holes, missing) if missing.any() else Matrix(whole.values[:, picked])
+    return Matrix(matrix.values[:, picked], holes, missing) if missing.any() else Matrix(matrix.values[:, picked])
 
 
-def _check_missing(plan: InputPlan, found: Sequence[Matrix], nulls: str) -> None:
-    missing = _missing(found)
+def _check_missing(plan: InputPlan, matrices: Sequence[Matrix], nulls: str) -> None:
+    missing = _missing(matrices)
     if missing is None:
         return
     if nulls == "error":
@@ -135,23 +135,23 @@ def _check_missing(plan: InputPlan, found: Sequence[Matrix], nulls: str) -> None
         )
 
 
-def _missing(found: Sequence[Matrix]) -> Array | None:
+def _missing(matrices: Sequence[Matrix]) -> Array | None:
     """Rows that have a null in any of the parts; None if none has."""
-    masks = [one.missing for one in found if one.missing is not None]
+    masks = [matrix.missing for matrix in matrices if matrix.missing is not None]
     return np.logical_or.reduce(masks) if masks else None
 
 
 def _side_by_side(plan: InputPlan, parts: Sequence[Matrix]) -> Matrix:
     """The parts in the input's dtype, as one matrix."""
-    found = [_cast(part, one, plan.field.dtype) for part, one in zip(plan.parts, parts, strict=True)]
-    if len(found) == 1:  # a matrix of its own, as several side by side are: the model may write into it
-        same = found[0].values is parts[0].values
-        return replace(found[0], values=found[0].values.copy()) if same else found[0]
-    values = np.concatenate([one.values for one in found], axis=1)
-    missing = _missing(found)
+    matrices = [_cast(part, matrix, plan.field.dtype) for part, matrix in zip(plan.parts, parts, strict=True)]
+    if len(matrices) == 1:  # a matrix of its own, as several side by side are: the model may write into it
+        same = matrices[0].values is parts[0].values
+        return replace(matrices[0], values=matrices[0].values.copy()) if same else matrices[0]
+    values = np.concatenate([matrix.values for matrix in matrices], axis=1)
+    missing = _missing(matrices)
     if missing is None:
         return Matrix(values)
-    holes = [np.zeros(one.values.shape, dtype=bool) if one.holes is None else one.holes for one in found]
+    holes = [np.zeros(matrix.values.shape, dtype=bool) if matrix.holes is None else matrix.holes for matrix in matrices]
     return Matrix(values, np.concatenate(holes, axis=1), missing)
 
 

@@ -101,8 +101,8 @@ RULES = """
 
 The network (`sparkdl.models.networks:TabularEnsemble`, written out by `sparkdl init --with-model`) is four small ones
 that share their layers: TabM's variant mini. A number enters as it is, though for no more than six deviations from its
-median, and as 8 piecewise linear functions of it that bend at 31 quantiles of the training rows; there are fewer of more
-than 64 numbers, and none of more than 256. Up to 8 ids of a category enter as indicators, more as embeddings of at most
+median, and as 8 piecewise linear functions of it that bend at 31 quantiles of the training rows; more than 64 numbers
+have fewer, more than 256 none. Up to 8 ids of a category enter as indicators, more as embeddings of at most
 16 numbers. Three hidden layers of 128 follow, without dropout. `model.arguments` changes each of these:
 `members`, `bends`, `embedding`, `depth`, `width`, `dropout`. The statistics come from the training rows, by the pass
 that fits features, and travel in the bundle; N ranks train what one rank trains.

@@ -112,11 +112,11 @@ def column(name: str, value: Any) -> str:
 def columns(name: str, value: Any) -> list[str]:
     """Names of columns, each once; one bare name counts as a list of one."""
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise _wrong(name, value, "a list of column names")
     if not names or not all(names):
         raise ConfigError(f"{name}={value!r} holds {'an empty name' if names else 'no name'}: give names of columns")
-    twice = sorted({one for one in names if list(names).count(one) > 1})
+    twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise ConfigError(f"{name} names {twice} more than once: name each column once")
     return list(names)
@@ -125,11 +125,11 @@ def columns(name: str, value: Any) -> list[str]:
 def numbers_list(name: str, value: Any) -> list[float]:
     """Finite numbers, at least one of them not zero."""
     good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if not good or not all(_is_finite(one) for one in value):
+    if not good or not all(_is_finite(number) for number in value):
         raise _wrong(name, value, "a list of finite numbers")
     if not any(value):
         raise ConfigError(f"{name}={list(value)} leaves nothing to learn: give at least one number above 0")
-    return [float(one) for one in value]
+    return [float(number) for number in value]
 
 
 def shapes(name: str, value: Any) -> list[list[int]]:
@@ -163,12 +163,12 @@ def shapes(name: str, value: Any) -> list[list[int]]:
 def edit_fields(name: str, value: Any) -> list[tuple[Any, ...]]:
     """Columns that a transformation makes: (name, numpy dtype, shape, nullable) each."""
     good = isinstance(value, Sequence) and not isinstance(value, str)
-    for one in value if good else [value]:
-        if not isinstance(one, Sequence) or isinstance(one, str) or len(one) != 4:
+    for edit in value if good else [value]:
+        if not isinstance(edit, Sequence) or isinstance(edit, str) or len(edit) != 4:
             raise _wrong(
-                name, one, "a list of (name, numpy dtype, shape, nullable), such as [('x', 'float32', (), True)]"
+                name, edit, "a list of (name, numpy dtype, shape, nullable), such as [('x', 'float32', (), True)]"
             )
-    return [tuple(one) for one in value]
+    return [tuple(edit) for edit in value]
 
 
 def function(name: str, value: Any) -> Callable[..., Any]:
@@ -181,7 +181,7 @@ def function(name: str, value: Any) -> Callable[..., Any]:
 def functions(name: str, value: Any) -> list[Callable[..., Any]]:
     """Functions, as a list; a bare one counts as a list of one."""
     listed = list(value) if isinstance(value, Sequence) and not callable(value) else [value]
-    if not listed or not all(callable(one) for one in listed):
+    if not listed or not all(callable(function) for function in listed):
         raise _wrong(name, value, "a function or a list of functions")
     return listed
 
@@ -210,10 +210,10 @@ def callbacks(name: str, value: Any) -> list[Any]:
     """Callbacks of the training loop, as a list."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         value = [value]
-    for one in value:
-        if not hasattr(one, "on_epoch_end"):
+    for callback in value:
+        if not hasattr(callback, "on_epoch_end"):
             raise ConfigError(
-                f"{name} holds {one!r}, which has no on_epoch_end: derive it from sparkdl.train.callbacks.Callback"
+                f"{name} holds {callback!r}, which has no on_epoch_end: derive it from sparkdl.train.callbacks.Callback"
             )
     return list(value)
 
@@ -222,7 +222,7 @@ def anything_in(*allowed: Any) -> Converter:
     """One of a few values."""
 
     def convert(name: str, value: Any) -> Any:
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise ConfigError(f"{name}={value!r} is not one of {list(allowed)}: choose one of these")
         return value
 

@@ -59,23 +59,23 @@ class Objective:
             _OutputLoss(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
             for made, label, weight in zip(map(_made_loss, losses), names, weights, strict=True)
         ]
-        for one in self.output_losses:
-            one.to(device)
+        for output_loss in self.output_losses:
+            output_loss.to(device)
         self._sample_weight = task.sample_weight
         self._data_size = data_size
         self._reduce = reduce
         self._device = device
         self._without_divisor = torch.zeros((), dtype=torch.int64, device=device)
-        for one in self.output_losses:
-            one.find_divisor(bounds)
-        one = self.output_losses[0]
-        plain = not (one.has_divisor if data_size > 1 else one.divides_alone) and not one.sums
-        self._simple = len(self.output_losses) == 1 and plain and one.weight == 1.0
+        for output_loss in self.output_losses:
+            output_loss.find_divisor(bounds)
+        output_loss = self.output_losses[0]
+        plain = not (output_loss.has_divisor if data_size > 1 else output_loss.divides_alone) and not output_loss.sums
+        self._simple = len(self.output_losses) == 1 and plain and output_loss.weight == 1.0
 
     @property
     def only_sums(self) -> bool:
         """Whether every loss is a sum over rows, which nothing divides."""
-        return all(one.sums for one in self.output_losses)
+        return all(output_loss.sums for output_loss in self.output_losses)
 
     def __call__(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return this rank's contribution: its mean over the ranks is the loss of the global batch.
@@ -103,7 +103,10 @@ class Objective:
     def alone(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return the loss of ``batch`` without asking other ranks."""
         split = split_outputs(outputs, self.labels)
-        values = [one.weight * one.mean(output, batch) for one, output in zip(self.output_losses, split, strict=True)]
+        values = [
+            output_loss.weight * output_loss.mean(output, batch)
+            for output_loss, output in zip(self.output_losses, split, strict=True)
+        ]
         return torch.stack(values).sum()
 
     def _mean(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
@@ -126,12 +129,12 @@ class Objective:
     ) -> torch.Tensor:
         total: torch.Tensor | None = None
         position = 0
-        for one, (value, divisor) in zip(self.output_losses, terms, strict=True):
+        for output_loss, (value, divisor) in zip(self.output_losses, terms, strict=True):
             if divisor is not None:
-                value = value * (one.weight * self._data_size * others) / divisors[position].to(value.dtype)
+                value = value * (output_loss.weight * self._data_size * others) / divisors[position].to(value.dtype)
                 position += 1
             else:
-                value = value * (one.weight * (self._data_size * others if one.sums else rows))
+                value = value * (output_loss.weight * (self._data_size * others if output_loss.sums else rows))
             total = value if total is None else total + value
         assert total is not None
         return total
@@ -146,7 +149,11 @@ class Objective:
         weights = batch[self._sample_weight] if self._sample_weight else None
         outputs_by_label = zip(self.output_losses, split_outputs(outputs, self.labels), strict=True)
         return self._global_divisors(
-            [one.divisor(output, batch, weights) for one, output in outputs_by_label if one.has_divisor]
+            [
+                output_loss.divisor(output, batch, weights)
+                for output_loss, output in outputs_by_label
+                if output_loss.has_divisor
+            ]
         )
 
     def part(self, outputs: Any, batch: BatchLike, divisors: torch.Tensor) -> torch.Tensor:
@@ -161,18 +168,20 @@ class Objective:
 
     def skip(self, batch: BatchLike) -> None:
         """Take part in the reduction of a batch of which this rank has no row."""
-        count = sum(one.has_divisor for one in self.output_losses)
+        count = sum(output_loss.has_divisor for output_loss in self.output_losses)
         if count and self._data_size > 1:
             self._global_divisors([torch.zeros((), device=self._device)] * count)
 
     def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return ``(outputs, 2)`` float64: numerator and divisor of each output's loss, to be added up over batches."""
         rows = []
-        for one, (value, divisor) in zip(self.output_losses, self._terms(outputs, batch, summed=True), strict=True):
+        for output_loss, (value, divisor) in zip(
+            self.output_losses, self._terms(outputs, batch, summed=True), strict=True
+        ):
             value = value.detach().double()
             if divisor is not None:
                 rows.append(torch.stack((value, divisor.double())))
-            elif one.sums:
+            elif output_loss.sums:
                 rows.append(torch.stack((value, torch.full_like(value, batch.rows / batch.global_rows))))  # 1 a batch
             else:
                 rows.append(torch.stack((value * batch.rows, torch.full_like(value, batch.rows))))
@@ -181,10 +190,17 @@ class Objective:
     def losses(self, sums: torch.Tensor) -> dict[str, float]:
         """Turn added-up ``sums`` into ``loss`` and, with several labels, ``<label>_loss``."""
         values = [numerator / divisor if divisor else float("nan") for numerator, divisor in sums.tolist()]
-        found = {"loss": sum(one.weight * value for one, value in zip(self.output_losses, values, strict=True))}
+        losses = {
+            "loss": sum(
+                output_loss.weight * value for output_loss, value in zip(self.output_losses, values, strict=True)
+            )
+        }
         if len(self.output_losses) > 1:
-            found |= {f"{one.label}_loss": value for one, value in zip(self.output_losses, values, strict=True)}
-        return found
+            losses |= {
+                f"{output_loss.label}_loss": value
+                for output_loss, value in zip(self.output_losses, values, strict=True)
+            }
+        return losses
 
     def take_without_divisor(self) -> int:
         """How often since the last call nothing in a global batch counted towards a loss; waits for the device."""
@@ -215,11 +231,15 @@ class Objective:
             summed: the terms are added up over batches, so every divisor is wanted that there is.
         """
         weights = batch[self._sample_weight] if self._sample_weight else None
-        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for one, output in zip(self.output_losses, split_outputs(outputs, self.labels), strict=True):
-            divides = one.can_count if summed else one.divides_alone if whole else one.has_divisor
-            found.append(one.fraction(output, batch, weights) if divides else (one.mean(output, batch), None))
-        return found
+        terms: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        for output_loss, output in zip(self.output_losses, split_outputs(outputs, self.labels), strict=True):
+            divides = (
+                output_loss.can_count if summed else output_loss.divides_alone if whole else output_loss.has_divisor
+            )
+            terms.append(
+                output_loss.fraction(output, batch, weights) if divides else (output_loss.mean(output, batch), None)
+            )
+        return terms
 
     def _global_divisors(self, divisors: Sequence[torch.Tensor]) -> torch.Tensor:
         if not divisors:
@@ -261,8 +281,8 @@ class _OutputLoss:
     def find_divisor(self, bounds: Bounds) -> None:
         """Find out whether the loss divides by something other than the rows; equal on all ranks."""
         if self.can_count and not self.divides_alone:
-            found = bounds(self.label)
-            self.divides_alone = found is None or found[0] <= self._ignored <= found[1]
+            divisor_bounds = bounds(self.label)
+            self.divides_alone = divisor_bounds is None or divisor_bounds[0] <= self._ignored <= divisor_bounds[1]
             self.has_divisor = self.divides_alone or self._class_weight is not None
 
     def to(self, device: torch.device) -> None:
@@ -352,10 +372,10 @@ def split_outputs(outputs: Any, labels: Sequence[str]) -> list[Any]:
         if missing:
             raise ConfigError(f"the model returns {sorted(outputs)}, without {missing}: return one output a label")
         return [outputs[label] for label in labels]
-    found = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    if len(found) != len(labels):
-        raise ConfigError(f"the model returns {len(found)} outputs for {len(labels)} labels: return one a label")
-    return found
+    listed = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    if len(listed) != len(labels):
+        raise ConfigError(f"the model returns {len(listed)} outputs for {len(labels)} labels: return one a label")
+    return listed
 
 
 def _only(outputs: Any, labels: Sequence[str]) -> Any:
@@ -368,23 +388,23 @@ def _only(outputs: Any, labels: Sequence[str]) -> Any:
     return outputs  # a loss of the user's own may take any structure
 
 
-def _by_label(what: str, given: Any, labels: Sequence[str], *, spread: bool) -> list[Any]:
-    if isinstance(given, Mapping):
-        unknown, missing = sorted(set(given) - set(labels)), [label for label in labels if label not in given]
+def _by_label(what: str, values: Any, labels: Sequence[str], *, spread: bool) -> list[Any]:
+    if isinstance(values, Mapping):
+        unknown, missing = sorted(set(values) - set(labels)), [label for label in labels if label not in values]
         if unknown or missing:
-            raise ConfigError(f"{what} names {sorted(given)}, the labels are {list(labels)}: name each label once")
-        return [given[label] for label in labels]
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        if len(given) != len(labels):
-            raise ConfigError(f"{what} has {len(given)} entries for {len(labels)} labels: give one a label")
-        return list(given)
-    if given is None or spread:
-        return [given] * len(labels)
-    raise ConfigError(f"{what}={given!r} is neither a sequence nor a mapping: give one value a label")
+            raise ConfigError(f"{what} names {sorted(values)}, the labels are {list(labels)}: name each label once")
+        return [values[label] for label in labels]
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        if len(values) != len(labels):
+            raise ConfigError(f"{what} has {len(values)} entries for {len(labels)} labels: give one a label")
+        return list(values)
+    if values is None or spread:
+        return [values] * len(labels)
+    raise ConfigError(f"{what}={values!r} is neither a sequence nor a mapping: give one value a label")
 
 
-def _made_loss(given: Any) -> Any:
-    loss = given() if takes_no_arguments(given) else given
+def _made_loss(loss: Any) -> Any:
+    loss = loss() if takes_no_arguments(loss) else loss
     if not callable(loss):
         raise ConfigError(f"the loss is a {type(loss).__name__}: give a callable of (output, label)")
     _check_arguments(loss)
