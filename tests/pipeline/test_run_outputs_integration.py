@@ -93,7 +93,8 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
 
 @pytest.mark.slow
 def test_probabilities_are_calibrated_by_the_validation_rows_and_stay_so(spark, trips, tmp_path):
-    overfitted = ("train.epochs=40", "model.arguments.width=128", "split.train=0.1")
+    overfitted = ("train.epochs=40", "model.arguments.width=128", "split.train=0.1", "train.decay=none",
+                  "train.early_stopping_patience=0", "train.learning_rate=0.01")  # fmt: skip
     label = "{late: {type: binary, positive: yes, calibrate: temperature}}"
     done = execute(Run(Project(pipeline(trips, tmp_path / "p", label, *overfitted)), RunRequest(now=NOW)), spark)
     calibrated = done.evaluated.calibrated
