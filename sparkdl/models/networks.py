@@ -7,6 +7,7 @@ bundle can have any of them made, with any arguments.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -239,28 +240,30 @@ class _BentNumbers(_Part):
         self.columns, self.bends = len(knots), bends
         self.width = self.columns * (1 + bends)
         intervals = max(1, *(len(ends) - 1 for ends in knots))
-        # Of a column with fewer intervals the rest have the slope 0, and so a share of 0 for every number.
-        low, high = torch.full((self.columns,), -math.inf), torch.full((self.columns,), math.inf)
-        center, reach = torch.zeros(self.columns), torch.full((self.columns,), math.inf)
-        starts, slopes = torch.zeros(self.columns, intervals), torch.zeros(self.columns, intervals)
-        for column, ends in enumerate(knots):
-            edges = torch.tensor(ends, dtype=torch.float64)
-            if len(edges) > 1:
-                margin = (edges[-1] - edges[0]) / 2
-                low[column], high[column] = edges[0] - margin, edges[-1] + margin
+        bounds, starts, slopes = [], [], []  # of all columns, and each one tensor: a tensor a column takes ever longer
+        for ends in knots:
+            low, high, center, reach = -math.inf, math.inf, 0.0, math.inf
+            if len(ends) > 1:
+                margin = (ends[-1] - ends[0]) / 2
+                low, high = ends[0] - margin, ends[-1] + margin
             if len(ends) > 3:  # standardised numbers have a deviation of 1; of others, it is about a quarter of most
-                center[column], reach[column] = ends[len(ends) // 2], _REACH * max(1.0, (ends[-2] - ends[1]) / 4)
-            if len(edges) > 2:  # two ends are one line, which the number itself is
-                starts[column, : len(edges) - 1] = edges[:-1].float()
-                slopes[column, : len(edges) - 1] = (1 / edges.diff()).clamp(max=1e30).float()
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("center", center)
-        self.register_buffer("reach", reach)
+                center, reach = ends[len(ends) // 2], _REACH * max(1.0, (ends[-2] - ends[1]) / 4)
+            bounds.append((low, high, center, reach))
+            lengths = [end - start for start, end in itertools.pairwise(ends)]
+            if len(lengths) < 2:  # two ends are one line, which the number itself is
+                lengths = []
+            # Of a column with fewer intervals the rest have the slope 0, and so a share of 0 for every number.
+            rest = [0.0] * (intervals - len(lengths))
+            starts.append([*ends[: len(lengths)], *rest])
+            slopes.append([*(min(1 / length, 1e30) for length in lengths), *rest])
+        for name, values in zip(
+            ("low", "high", "center", "reach"), torch.tensor(bounds, dtype=torch.float64).T, strict=True
+        ):
+            self.register_buffer(name, values.float())
         if not bends:
             return
-        self.register_buffer("starts", starts)
-        self.register_buffer("slopes", slopes)
+        self.register_buffer("starts", torch.tensor(starts, dtype=torch.float32))
+        self.register_buffer("slopes", torch.tensor(slopes, dtype=torch.float32))
         self.lines = nn.Parameter(torch.empty(self.columns, bends).uniform_(-1, 1))
         self.line_bias = nn.Parameter(torch.empty(self.columns, bends).uniform_(-1, 1))
         self.steps = nn.Parameter(torch.zeros(self.columns, intervals, bends))

@@ -166,6 +166,17 @@ def test_a_number_counts_for_no_more_than_six_deviations_of_its_column_whatever_
     torch.testing.assert_close(large / 1000, small, rtol=0.03, atol=0)
 
 
+@pytest.mark.parametrize("numbers", [256, 3000])
+def test_a_bundle_of_a_wide_ensemble_loads_within_the_bounds_of_its_few_tensors(numbers, tmp_path):
+    knots = [[value / 7 for value in range(33)]] * numbers
+    features = {**FEATURES, "inputs": [{"name": "numbers", "shape": [numbers], "knots": knots}]}
+    net = TabularEnsemble(features).eval()
+    save_bundle(net, str(tmp_path / "bundle"))
+    row = {"numbers": torch.rand(2, numbers) * 5}
+    again = load_bundle(str(tmp_path / "bundle")).model(row)
+    torch.testing.assert_close(torch.cat(again, 1), torch.cat(net(row), 1), rtol=0, atol=0)
+
+
 def test_a_bundle_of_it_loads_without_a_word(net, tmp_path):
     save_bundle(net, str(tmp_path / "bundle"))
     document = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
