@@ -61,7 +61,7 @@ MINIMAL = [
     ([TESTED, "search={method: random, trials: 2, space: {train.backend: {low: 1, high: 2}}}"], "search.space.train.backend is a"),
     (["search={space: {model.a: {low: 2, high: 1}}, method: random, trials: 2}"], "search.space.model.a.high=1.0 is not"),
     (["search={space: {model.a: []}}"], "search.space.model.a is empty"),
-    (["search={space: {model.a: [1]}, trials: 3}"], "search.trials=3 is for method 'random'"),
+    (["search={space: {model.a: [1]}, trials: 3}"], "search.trials=3 is for methods that draw"),
     (["expect.x={check: a > 0, above: 0.5}"], "expect.x.above=0.5 has no meaning with action 'quarantine'"),
     (["transform={}"], "transform has neither function and sql"),
     (["transform={function: 'a:b', sql: SELECT 1}"], "transform has both function and sql"),

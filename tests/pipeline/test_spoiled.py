@@ -57,6 +57,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "partition": {"source": {"kind": "delta", "table": "/d", "partition": "day", "every": "hour"}},
     "hash": {"split": {"by": "hash", **SHARES, "group": ["store"], "seed": 3}, **WINDOWS},
     "column": {"split": {"by": "column", "column": "fold", **FOLDS}, **WINDOWS},
+    "halving": {
+        "search": {
+            "space": {"train.learning_rate": [0.01, 0.1]},
+            "method": "halving",
+            "trials": 2,
+            "min_epochs": 1,
+            "reduction": 2,
+        }
+    },
     "sql transform": {"transform": {"sql": "SELECT * FROM source"}},
     "classes hashed": {"features": {"x": {"type": "category", "buckets": 10}}, "drift": {"ignore": ["x"]}},
     "registry": {"places": {}, "publish": {"registry": "/r", "label": "returned"}},

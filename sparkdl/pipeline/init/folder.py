@@ -82,6 +82,7 @@ _OWN_MODEL = '''\
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
