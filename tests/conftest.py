@@ -88,9 +88,9 @@ def postgres():
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks():
-    """Real ranks, with torch and what else they have needed loaded: one pool per test process, see ``Ranks``."""
+    """Real ranks, with torch and what else they have needed loaded: one pool a file, since torch leaves files open."""
     from rank_pool import Ranks
 
     pool = Ranks()
