@@ -383,7 +383,7 @@ def check_metrics(task: Task, probed: Probe) -> None:
     except SparkdlError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in probed.outputs)
+        shapes = ", ".join(f"{output.label!r} {(-1, *output.shape)} {output.dtype}" for output in probed.outputs)
         raise ConfigError(
             f"metrics cannot be computed from the outputs for {shapes} and their labels "
             f"({type(error).__name__}: {error}): give metrics for outputs and labels of these shapes"
@@ -430,7 +430,7 @@ def check_loss(compute: Callable[[], Any], outputs: Sequence[Output], *, written
         raise
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in outputs)
+        shapes = ", ".join(f"{output.label!r} {(-1, *output.shape)} {output.dtype}" for output in outputs)
         fault = place_of_error(error)
         if fault is None:
             raise ConfigError(

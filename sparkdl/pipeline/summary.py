@@ -219,12 +219,14 @@ def plan_lines(plan: Plan) -> list[Line]:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
     lines = [(name, text + _amount(plan, name)) for name, text in lines]
     if plan.transformed is not None:
-        before, after = plan.transformed
-        lines.append(("transform", f"as last ingested: {before:,} rows in the source, {after:,} after the transform"))
+        rows_read, after = plan.transformed
+        lines.append(
+            ("transform", f"as last ingested: {rows_read:,} rows in the source, {after:,} after the transform")
+        )
     lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
     if plan.recipe:
-        told = "by the number of training rows, since train leaves it out"
-        lines.append(("recipe", f"{_named(plan.recipe)}: {told}"))
+        rule = "by the number of training rows, since train leaves it out"
+        lines.append(("recipe", f"{_named(plan.recipe)}: {rule}"))
     if plan.amounts:
         lines.append(("cost", _cost(plan)))
     if plan.holder is not None:

@@ -97,9 +97,11 @@ class Mesh:
                 f"schedule='naive' sends a whole batch at once, and micro_batches={self.micro_batches}: drop one"
             )
         for dimension, options in _OPTIONS.items():
-            given = [option for option, default in options.items() if getattr(self, option) != default]
-            if given and getattr(self, dimension) == 1:
-                raise ConfigError(f"{given[0]}= has nothing to act on with {dimension}=1: drop it, or set {dimension}=")
+            options_set = [option for option, default in options.items() if getattr(self, option) != default]
+            if options_set and getattr(self, dimension) == 1:
+                raise ConfigError(
+                    f"{options_set[0]}= has nothing to act on with {dimension}=1: drop it, or set {dimension}="
+                )
         if self.activation_checkpointing and self.pipeline != 1:
             raise ConfigError(
                 f"activation_checkpointing=True works on the blocks of a model, and pipeline={self.pipeline} cuts "
@@ -114,20 +116,20 @@ class Mesh:
         Raises:
             ConfigError: the sizes do not fill the ranks.
         """
-        known = math.prod(getattr(self, dimension) or 1 for dimension in DIMENSIONS)
+        product = math.prod(getattr(self, dimension) or 1 for dimension in DIMENSIONS)
         rest = [dimension for dimension in DIMENSIONS if getattr(self, dimension) is None]
-        if ranks % known or (not rest and known != ranks):
+        if ranks % product or (not rest and product != ranks):
             sizes = " x ".join(
                 f"{dimension}={getattr(self, dimension)}"
                 for dimension in DIMENSIONS
                 if getattr(self, dimension) not in (1, None)
             )
-            fitting = f"a multiple of {known}" if rest else f"{known}"
+            fitting = f"a multiple of {product}" if rest else f"{product}"
             raise ConfigError(f"{ranks} ranks do not fill the mesh {sizes or 'of one rank'}: run {fitting} of them")
         if not rest:
             return self
-        options = _OPTIONS.get(rest[0], {}) if ranks == known else {}
-        return replace(self, **{rest[0]: ranks // known}, **options)
+        options = _OPTIONS.get(rest[0], {}) if ranks == product else {}
+        return replace(self, **{rest[0]: ranks // product}, **options)
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes in the order of ``DIMENSIONS``; of a mesh that is filled."""
@@ -167,9 +169,9 @@ class Mesh:
         """The text that it was read from, or one that gives it."""
         if self.name:
             return self.name
-        given = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.name != "name"]
-        defaults = [f"{each.name}={each.default!r}" for each in fields(self) if each.name != "name"]
-        return f"mesh({', '.join(text for text, default in zip(given, defaults, strict=True) if text != default)})"
+        values = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.name != "name"]
+        defaults = [f"{field.name}={field.default!r}" for field in fields(self) if field.name != "name"]
+        return f"mesh({', '.join(text for text, default in zip(values, defaults, strict=True) if text != default)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

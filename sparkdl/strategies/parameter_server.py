@@ -319,8 +319,8 @@ class ParameterServer(Strategy):
         request = Message({"op": "pull", "clock": self._clock, "factor": factor})
         answers = self._ask(dict.fromkeys(range(self.options.servers), request))
         for server, answer in answers.items():
-            whole = [self._numbered[part.number] for part in self._parts[server] if not part.is_table]
-            for parameter, value in zip(whole, answer.tensors, strict=True):
+            parts_in_full = [self._numbered[part.number] for part in self._parts[server] if not part.is_table]
+            for parameter, value in zip(parts_in_full, answer.tensors, strict=True):
                 parameter.detach().copy_(value)
 
     def _rows(self, number: int, rows: torch.Tensor) -> torch.Tensor:

@@ -140,20 +140,20 @@ def _positions(trace: ModelTrace, cuts: Sequence[str], model: torch.nn.Module) -
             raise ConfigError(f"cuts names {cut!r}, which is no module of {type(model).__name__}: give names that are")
         begin = next((i for i, node in enumerate(trace.body) if _inside(trace.modules[node], cut)), None)
         if begin is None:
-            whole = next((leaf for leaf in trace.leaves if _inside(cut, leaf)), None)
-            whole = whole or next((str(n.target) for n in trace.body if _inside(cut, str(n.target))), None)
-            why = f" ({trace.leaves[whole]})" if whole in trace.leaves else ""
+            module = next((leaf for leaf in trace.leaves if _inside(cut, leaf)), None)
+            module = module or next((str(n.target) for n in trace.body if _inside(cut, str(n.target))), None)
+            why = f" ({trace.leaves[module]})" if module in trace.leaves else ""
             raise ConfigError(
-                f"cuts names {cut!r}, which lies inside of {whole!r}, a module that stays whole{why}: cut before or "
+                f"cuts names {cut!r}, which lies inside of {module!r}, a module that stays whole{why}: cut before or "
                 "behind it"
-                if whole
+                if module
                 else f"cuts names {cut!r}, which the model's forward does not call: name a module that it calls"
             )
         positions.append(begin)
     if positions[0] == 0:
         raise ConfigError(f"cuts names {cuts[0]!r}, which the model begins with: name the module of the second stage")
-    for (first, before), (second, behind) in itertools.pairwise(zip(cuts, positions, strict=True)):
-        if behind <= before:
+    for (first, position), (second, behind) in itertools.pairwise(zip(cuts, positions, strict=True)):
+        if behind <= position:
             raise ConfigError(
                 f"cuts names {first!r} before {second!r}, and the model calls {second!r} no later: name them in the "
                 "order of its calls"

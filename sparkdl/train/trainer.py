@@ -257,8 +257,8 @@ class _Trainer:
         self.strategy.end_epoch()
         # A source may have less to give than it said, as after resuming with other batches.
         reason = self._reason_to_stop()
-        whole = run.batch >= run.steps_per_epoch or reason is None
-        if not whole:
+        is_complete = run.batch >= run.steps_per_epoch or reason is None
+        if not is_complete:
             run.stop_reason = reason
             self._save()  # before this epoch is compared: a run that continues does that when it is whole
         row: dict[str, float] = {"epoch": run.epoch, "step": run.step, "loss": self.window.epoch_loss}
@@ -274,7 +274,7 @@ class _Trainer:
         if run.world.is_leader:
             finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
             emit("epoch", best=best, epochs=self.config.epochs, metrics=finite)
-        if whole:
+        if is_complete:
             self.rate.after_epoch(row[self.selection.monitor])
             run.epoch, run.batch = run.epoch + 1, 0
             self.window.start_epoch()
