@@ -88,9 +88,9 @@ def postgres():
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks():
-    """Real ranks, with torch and what else they have needed loaded: one pool a file, since torch leaves files open."""
+    """Real ranks, with torch and what else they have needed loaded: one pool per test process, see ``Ranks``."""
     from rank_pool import Ranks
 
     pool = Ranks()

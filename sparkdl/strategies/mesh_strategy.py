@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -67,8 +66,8 @@ class MeshStrategy(Strategy):
                 "or strategy='all_reduce'"
             )
         check_training(mesh, config, world.device)
-        ranks = collective.all_gather_object((world.node_rank, world.local_rank, uuid.uuid4().hex))
-        by_host = sorted(range(world.size), key=lambda rank: ranks[rank][:2])  # neighbours in the mesh share a host
+        hosts = collective.all_gather_object((world.node_rank, world.local_rank))
+        by_host = sorted(range(world.size), key=lambda rank: hosts[rank])  # neighbours in the mesh share a host
         self._places = {rank: mesh.place(number) for number, rank in enumerate(by_host)}
         self._place = self._places[world.rank]
         stages = [[rank for rank in by_host if self._places[rank].pipeline == s] for s in range(mesh.sizes()[0])]
@@ -82,14 +81,11 @@ class MeshStrategy(Strategy):
 
             device = torch.device(world.device).type
             grid = torch.tensor(by_host).reshape(mesh.sizes())
-            # torch keeps what it found out about DTensors by their meshes, groups included, and takes two of the same
-            # ranks and names for one: those of an earlier training in this process are closed.
-            self._names = {dimension: f"{dimension} {ranks[0][-1]}" for dimension in DIMENSIONS}
-            self._devices = self._dense = DeviceMesh(device, grid, mesh_dim_names=tuple(self._names.values()))
+            self._devices = self._dense = DeviceMesh(device, grid, mesh_dim_names=DIMENSIONS)
             if mesh.expert != 1 and mesh.shard != 1:  # what is no expert is cut over the ranks of both
                 sizes = (*mesh.sizes()[:2], -1, mesh.sizes()[-1])
-                names = [name for dimension, name in self._names.items() if dimension != "expert"]
-                self._dense = DeviceMesh(device, grid.reshape(sizes), mesh_dim_names=tuple(names))
+                names = tuple(dimension for dimension in DIMENSIONS if dimension != "expert")
+                self._dense = DeviceMesh(device, grid.reshape(sizes), mesh_dim_names=names)
         self._norms: Any = None
         self._pipeline: Pipeline | None = None
         self._averages: list[CopiesAverage] = []
@@ -171,15 +167,15 @@ class MeshStrategy(Strategy):
                 exchanges_in_backward=mesh.shard != 1 or mesh.expert != 1,
             )
         if mesh.expert != 1:
-            expert.split(model, self._devices[self._names["expert"]])
+            expert.split(model, self._devices["expert"])
         if self._mixtures and self.data_size > 1:
             share_tokens(model, GroupTokens(self._group(READERS)))
         if mesh.tensor != 1:
-            tensor.split(model, self._dense[self._names["tensor"]], plan)
+            tensor.split(model, self._dense["tensor"], plan)
         if mesh.activation_checkpointing:
             recompute(recomputable(blocks or [model]))
         if mesh.shard != 1:
-            over = tuple(self._names[dimension] for dimension in ("data", "shard") if getattr(mesh, dimension) != 1)
+            over = tuple(dimension for dimension in ("data", "shard") if getattr(mesh, dimension) != 1)
             shard(
                 None if self._pipeline is not None else model,
                 blocks,
@@ -341,7 +337,7 @@ class MeshStrategy(Strategy):
         """The process group of the ranks that differ from this one in ``dimensions`` alone; all ranks ask in turn."""
         if dimensions not in self._groups:
             if len(dimensions) == 1:
-                self._groups[dimensions] = self._devices[self._names[dimensions[0]]].get_group()
+                self._groups[dimensions] = self._devices[dimensions[0]].get_group()
             else:
                 from torch.distributed import new_subgroups_by_enumeration
 

@@ -198,7 +198,7 @@ def check_a_claim_while_a_write_is_under_way_refuses_it(spark, make):
 
     def wait(batches):
         Path(place, "written").touch()
-        for _ in range(600):
+        for _ in range(3000):  # until the claim is there, however busy the machine
             if Path(place, "claimed").exists():
                 break
             time.sleep(0.1)

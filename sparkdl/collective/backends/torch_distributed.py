@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from sparkdl.collective.backends.group import GroupCollective, never_came
 from sparkdl.collective.base import Pending
 from sparkdl.collective.rendezvous.torch_store import run_store
+from sparkdl.compat.dtensor_caches import forget_meshes
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
@@ -131,6 +132,7 @@ class TorchCollective(GroupCollective):
     def leave(self, *, failed: bool) -> None:
         """Leave the group, unless user code made it."""
         self._channels.clear()
+        forget_meshes()
         if not self._owned or not dist.is_initialized():
             return
         with suppress(Exception):
