@@ -43,7 +43,9 @@ class SpreadModel:
         reader: a ``World`` that says which rows this rank reads: give it to ``ShardedDataset.loader(world=...)``, or
             deal rows by its ``rank`` and ``size``. Ranks of one tensor group or pipeline read the same.
         optimizer: the one that ``step`` steps, once it is built; a scheduler may be made of it.
-        module: what this rank holds of the model, once it is built.
+        module: what this rank holds of the model, once it is built. With ``tensor`` the optimizer steps plain tensors,
+            the parts of its parameters, which have the gradients behind ``backward``: a parameter's own ``grad`` is
+            None then.
 
     Raises:
         ConfigError: the strategy is unknown, the ranks do not fill it, or the backend does not carry it.
