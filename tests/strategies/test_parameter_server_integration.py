@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 import socket
+import stat
 import struct
 import sys
 import time
@@ -121,14 +122,15 @@ def train_tables(strategy, world, collective, name, **more):
 def sent_bytes():
     """Bytes that the kernel sent for the TCP connections of this process: ``tcpi_bytes_sent`` of ``tcp(7)``."""
     total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
-            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
-                total += struct.unpack_from("<Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208), 200)[
-                    0
-                ]
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
+            total += struct.unpack_from("<Q", info, 200)[0]
         except OSError:
-            continue  # of another kind
+            continue  # closed since, or not of TCP
     return total
 
 
