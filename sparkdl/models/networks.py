@@ -144,8 +144,8 @@ class TabularEnsemble(nn.Module):
         # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
         self.scales = nn.Parameter(torch.randn(members, entering) if members > 1 else torch.ones(1, entering))
         layers: list[nn.Module] = []
-        for inputs in (entering, *[width] * (depth - 1)):
-            layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(dropout)]
+        for layer in range(depth):
+            layers += [nn.Linear(width if layer else entering, width), nn.ReLU(), nn.Dropout(dropout)]
         self.layers = nn.Sequential(*layers)
         bound = 1 / math.sqrt(width)
         self.leave = nn.Parameter(torch.empty(members, width, sum(self.outputs)).uniform_(-bound, bound))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -249,5 +250,10 @@ def forged(folder, **arguments):
 def test_a_bundle_takes_no_memory_before_its_weights_are_known_to_be_the_networks(net, tmp_path, arguments, message):
     save_bundle(net, str(tmp_path / "b"))
     forged(tmp_path / "b", **arguments)
-    with pytest.raises(BundleError, match=message):
-        load_bundle(str(tmp_path / "b"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match=message):
+            load_bundle(str(tmp_path / "b"))
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
