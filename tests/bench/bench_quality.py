@@ -295,9 +295,8 @@ def page_of(lines: list[dict[str, Any]]) -> str:
     names = [name for name in TABLES if any(line["table"] == name for line in lines)]
     peers = [model for model in MODELS[1:] if any(line["model"] == model for line in lines)]
 
-    def mean(name: str, model: str, what: str) -> float | None:
-        values = [line[what] for line in lines if (line["table"], line["model"]) == (name, model)]
-        return statistics.mean(values) if values else None
+    def of_splits(name: str, model: str, what: str) -> dict[int, float]:
+        return {line["split"]: line[what] for line in lines if (line["table"], line["model"]) == (name, model)}
 
     header = ["table", "type", "rows", "columns", "splits", "error", *(f"to {peer}" for peer in peers)]
     header += [f"{model} s" for model in ("sparkdl", *peers)]
@@ -317,22 +316,27 @@ def page_of(lines: list[dict[str, Any]]) -> str:
     for name in names:
         of_table = next(line for line in lines if line["table"] == name)
         splits = len({line["split"] for line in lines if line["table"] == name})
-        own = mean(name, "sparkdl", "error")
+        own = of_splits(name, "sparkdl", "error")
         cells = []
         for peer in peers:
-            error = mean(name, peer, "error")
-            if error and own:
-                ratios[peer].append(own / error)
-            cells.append(f"{own / error:.3f}" if error and own else "")
-        seconds = [mean(name, model, "seconds") for model in ("sparkdl", *peers)]
-        shown = " | ".join("" if value is None else f"{value:.1f}" for value in seconds)
+            theirs = of_splits(name, peer, "error")
+            if theirs:
+                ratios[peer].append(ratio_of(own, theirs))
+            cells.append(f"{ratio_of(own, theirs):.3f}" if theirs else "")
+        seconds = [of_splits(name, model, "seconds").values() for model in ("sparkdl", *peers)]
+        shown = " | ".join(f"{statistics.mean(values):.1f}" if values else "" for values in seconds)
         star = " *" if name in CHOOSING else ""
         described = f"{name}{star} | {of_table['type']} | {of_table['rows']:,} | {of_table['columns']} | {splits}"
-        text.append(f"| {described} | {own:.4g} | {' | '.join(cells)} | {shown} |")
+        text.append(f"| {described} | {statistics.mean(own.values()):.4g} | {' | '.join(cells)} | {shown} |")
     means = [f"{statistics.geometric_mean(values):.3f}" if values else "" for values in ratios.values()]
     text.append(f"| geometric mean | | | | | | {' | '.join(means)} | |{' |' * len(peers)}")
     plot(names, ratios, lines)
     return "\n".join(text) + "\n\n\\* chose the defaults\n" + RULES
+
+
+def ratio_of(own: dict[int, float], theirs: dict[int, float]) -> float:
+    """The geometric mean of the ratios of errors, over the splits that a peer was measured on."""
+    return statistics.geometric_mean([own[split] / theirs[split] for split in theirs])
 
 
 def plot(names: list[str], ratios: dict[str, list[float]], lines: list[dict[str, Any]]) -> None:
@@ -346,14 +350,12 @@ def plot(names: list[str], ratios: dict[str, list[float]], lines: list[dict[str,
     for offset, peer in enumerate(ratios):
         points = []
         for row, name in enumerate(names):
-            errors = {
-                model: [line["error"] for line in lines if (line["table"], line["model"]) == (name, model)]
+            own, theirs = (
+                {line["split"]: line["error"] for line in lines if (line["table"], line["model"]) == (name, model)}
                 for model in ("sparkdl", peer)
-            }
-            if all(errors.values()):
-                points.append(
-                    (statistics.mean(errors["sparkdl"]) / statistics.mean(errors[peer]), row + 0.12 * offset - 0.18)
-                )
+            )
+            if theirs:
+                points.append((ratio_of(own, theirs), row + 0.12 * offset - 0.18))
         axes.plot(*zip(*points, strict=True), "os^Dv"[offset], markersize=5, label=f"to {peer}") if points else None
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(names)), names)
