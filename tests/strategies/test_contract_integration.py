@@ -49,12 +49,20 @@ STRATEGIES = {
         "mesh(expert=2, pipeline=2, schedule='gpipe', micro_batches=3)",
         "parameter_server(servers=3)",
     ],
+    8: [
+        "mesh(data=2, shard=2, tensor=2)",
+        "mesh(data=2, pipeline=2, tensor=2, micro_batches=2)",
+        "mesh(shard=2, pipeline=2, tensor=2, micro_batches=2)",
+        "mesh(data=2, expert=2, shard=2)",
+        "mesh(expert=2, shard=2, tensor=2)",
+        "mesh(expert=2, pipeline=2, tensor=2, schedule='naive')",
+    ],
 }
 SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
-FEW = ("clipped", "weights", "best")  # of four ranks, on two processors
+FEW = ("clipped", "weights", "best")  # of more than two ranks, on two processors
 EVERY = [
     pytest.param(
-        size, strategy, marks=[pytest.mark.slow] if size == 4 or strategy in SLOW else [], id=f"{size}-{strategy}"
+        size, strategy, marks=[pytest.mark.slow] if size > 2 or strategy in SLOW else [], id=f"{size}-{strategy}"
     )
     for size, names in STRATEGIES.items()
     for strategy in names
@@ -208,7 +216,7 @@ def together(ranks, folder_of):
     @functools.lru_cache
     def run(size, strategy):
         folder = folder_of(size, strategy)
-        if size == 4:
+        if size > 2:
             other = "expert" if "expert" in strategy else "fsdp"
             ranks.together(functools.partial(begun_by_two, other, strategy, folder / "begun by fewer"), 2, "torch")
         else:
@@ -252,8 +260,8 @@ def same(rank, wanted, bounds):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("size", "strategy"), EVERY)
 def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
-    if size == 4 and case not in FEW:
-        pytest.skip("four ranks on two processors run a few cases")
+    if size > 2 and case not in FEW:
+        pytest.skip("more than two ranks on two processors run a few cases")
     wanted = alone(case, strategy)
     for rank in together(size, strategy):
         same(rank[case], wanted, BOUNDS.get(case, EXACT))
