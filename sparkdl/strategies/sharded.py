@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from sparkdl.compat.view_outputs import copy_views
 from sparkdl.nn.mixture import mixtures
 
 __all__ = ["blocks_of", "recomputable", "shard"]
@@ -71,6 +72,8 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     modules = [*blocks, *([model] if model is not None else [])]
+    for module in modules:
+        copy_views(module)
     dealt = {layer for module in modules for layer in mixtures(module).values()} if expert_mesh is not None else set()
     for layer in dealt:
         fully_shard(layer.gate, mesh=mesh, **options)
