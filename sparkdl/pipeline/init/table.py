@@ -23,7 +23,8 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.sources.files import partition_types, partition_values, readable_by_spark
+from sparkdl.pipeline.sources.files import partition_types, partition_values
+from sparkdl.pipeline.sources.parquet_times import check_types, schema_of, times_of_spark
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -149,7 +150,7 @@ class _File:
         """The file, closed again afterwards."""
         with self.place.open_input() as stream:
             try:
-                yield pq.ParquetFile(stream)
+                yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
             except pa.ArrowInvalid as error:
                 raise DataError(f"{self.place.uri} cannot be read as Parquet ({error}): remove it") from error
 
@@ -189,8 +190,8 @@ class ParquetRows(Rows):
         rows_by_group = {}
         for index in range(0, len(self._files), step):
             with self._files[index].opened() as file:
-                readable_by_spark(file.schema_arrow, self._files[index].place.uri)
                 facts = file.metadata
+                check_types(schema_of(facts), self._files[index].place.uri)
                 rows_by_group[index] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
         return rows_by_group
 
@@ -238,7 +239,7 @@ class ParquetRows(Rows):
             with parquet_file.opened() as file:
                 names = [name for name in columns if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=1 << 18, columns=names):
-                    yield parquet_file.with_partition(pa.Table.from_batches([batch]), columns)
+                    yield parquet_file.with_partition(times_of_spark(pa.Table.from_batches([batch])), columns)
 
 
 def _delta_files(table: Table) -> list[_File]:
@@ -265,7 +266,7 @@ def _sampled(parquet_file: _File, group: int, share: int, room: int) -> pa.Table
         facts = file.metadata.row_group(group)
         size = int(min(8192, max(16, (16 << 20) // max(1, facts.total_byte_size // facts.num_rows))))  # pictures
         for batch in file.iter_batches(batch_size=size, row_groups=[group]):
-            rows = pa.Table.from_batches([batch])
+            rows = times_of_spark(pa.Table.from_batches([batch]))
             kept.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
             room -= kept[-1].nbytes
             if room <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import functools
 import io
 import json
 import re
@@ -25,6 +26,14 @@ from sparkdl.errors import DataError, SchemaError, StorageError
 from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
 from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, rows_by_window
+from sparkdl.pipeline.sources.parquet_times import (
+    check_types,
+    in_microseconds,
+    microseconds,
+    nanosecond_columns,
+    nanoseconds_as_numbers,
+    schema_of,
+)
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
 from sparkdl.storage import Entry, Storage
@@ -42,7 +51,6 @@ __all__ = [
     "header_names",
     "partition_types",
     "partition_values",
-    "readable_by_spark",
     "separator",
     "unpacked",
 ]
@@ -105,9 +113,10 @@ class _Files(Source):
         root = path.split("*")[0].split("?")[0].split("[")[0]
         folder = root if root == path else root.rpartition("/")[0]
         alone = files == [Storage.of(path).spark_uri]  # a file is no base of partitions
-        return self._read(spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri), files)
+        reader = spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri)
+        return self._read(spark, reader, snapshot)
 
-    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
         raise NotImplementedError
 
 
@@ -117,21 +126,26 @@ class ParquetFiles(_Files):
 
     section: ParquetSource
 
-    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
-        return reader.options(**{"mergeSchema": True, **self.section.options}).parquet(*files)
+    def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
+        files = list(snapshot.files)
+        reader = reader.options(**{"mergeSchema": True, **self.section.options})
+        nanoseconds = nanosecond_columns(_schemas_of(snapshot))
+        if not nanoseconds:
+            return reader.parquet(*files)
+        with nanoseconds_as_numbers(spark):
+            schema = reader.parquet(*files).schema
+        return in_microseconds(spark, reader.schema(schema).parquet(*files), nanoseconds)
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
-        """Those of the first and the last files."""
-        files = list(snapshot.files)
-        chosen = files if len(files) <= _FOOTERS else [*files[: _FOOTERS // 2], *files[-_FOOTERS // 2 :]]
-        with ThreadPoolExecutor(16) as pool:
-            schemas = list(pool.map(_parquet_schema, chosen))
+        """Those of the first and the last files; of all, where times are in nanoseconds."""
+        schemas = _schemas_of(snapshot)
+        nanosecond_columns(schemas)
         types: dict[str, pa.DataType | None] = {}
-        for schema, file in zip(schemas, chosen, strict=True):
-            readable_by_spark(schema, file)
+        for file, schema in schemas.items():
+            check_types(schema, file)
             for field in schema:
-                types.setdefault(field.name, field.type)
-        return Columns(types={**types, **partition_types(files)})
+                types.setdefault(field.name, microseconds(field.type))
+        return Columns(types={**types, **partition_types(list(snapshot.files))})
 
     def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
         """The rows of each window, as the footers tell them."""
@@ -155,9 +169,10 @@ class _TextFiles(_Files):
     section: CsvSource | JsonSource
     reader_options: ClassVar[Mapping[str, Any]] = {}
 
-    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
         from pyspark.sql.types import StringType, StructField
 
+        files = list(snapshot.files)
         options = {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE", **self.reader_options}
         reader = reader.format(self.kind).options(**{**options, **self.section.options})
         if self.section.schema is not None:
@@ -166,7 +181,7 @@ class _TextFiles(_Files):
             reader, schema = self._inferred(reader, files)
         if MALFORMED not in schema.names:
             schema = schema.add(StructField(MALFORMED, StringType(), True))
-        return reader.schema(schema).load(list(files))
+        return reader.schema(schema).load(files)
 
     def _inferred(self, reader: DataFrameReader, files: Sequence[str]) -> tuple[DataFrameReader, StructType]:
         return reader, reader.load(list(files)).schema
@@ -327,29 +342,28 @@ def _of_texts(values: set[str]) -> pa.DataType:
     return pa.string()
 
 
-def _parquet_schema(file: str) -> pa.Schema:
+def _schemas_of(snapshot: SourceSnapshot) -> dict[str, pa.Schema]:
+    """The columns of the first and the last files; of all, where one of these has times in nanoseconds."""
+    files = list(snapshot.files)
+    chosen = files if len(files) <= _FOOTERS else [*files[: _FOOTERS // 2], *files[-_FOOTERS // 2 :]]
+    with ThreadPoolExecutor(16) as pool:
+
+        def read(addresses: Sequence[str]) -> dict[str, pa.Schema]:
+            stamps = (snapshot.files[address] for address in addresses)
+            return dict(zip(addresses, pool.map(_parquet_schema, addresses, stamps), strict=True))
+
+        schemas = read(chosen)
+        return read(files) if nanosecond_columns(schemas) else schemas
+
+
+@functools.lru_cache(maxsize=8192)
+def _parquet_schema(file: str, stamp: tuple[int, float | None]) -> pa.Schema:
+    """The columns of a file, which is read once as long as its bytes and its time, the stamp, stay what they are."""
     try:
         with Storage.of(file).open_input() as stream:
-            return pq.read_schema(stream)
+            return schema_of(pq.read_metadata(stream))
     except pa.ArrowInvalid as error:
         raise DataError(f"{file} is no Parquet file ({error}): remove it, or correct source.kind") from error
-
-
-def readable_by_spark(schema: pa.Schema, file: str) -> None:
-    """Refuse a file with a column of a type that Spark does not read: it would not read the others either.
-
-    Raises:
-        SchemaError: names the column, its type and what to write instead.
-    """
-    for field in schema:
-        nanoseconds = pa.types.is_timestamp(field.type) and field.type.unit == "ns"
-        if nanoseconds or pa.types.is_time(field.type) or pa.types.is_float16(field.type):
-            instead = (
-                "microseconds (pandas: to_parquet(..., coerce_timestamps='us'))" if nanoseconds else "another type"
-            )
-            raise SchemaError(
-                f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
-            )
 
 
 def first_lines(file: str, most: int = _HEAD) -> tuple[bytes, bool]:

@@ -1,0 +1,133 @@
+"""Times in Parquet files that Spark and Arrow do not take alike: nanoseconds, as pandas writes them, and INT96.
+
+Spark refuses a file with nanoseconds: here it reads their count and makes microseconds of it, as its own times are;
+what is finer is dropped. INT96, as Spark itself wrote times for long, it reads in microseconds; Arrow takes them for
+nanoseconds, which end in 2262.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "check_types",
+    "in_microseconds",
+    "microseconds",
+    "nanosecond_columns",
+    "nanoseconds_as_numbers",
+    "schema_of",
+    "times_of_spark",
+]
+
+_AS_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
+_NO_ZONES = "spark.sql.parquet.inferTimestampNTZ.enabled"
+
+
+def schema_of(footer: Any) -> pa.Schema:
+    """The columns of a file, INT96 in microseconds."""
+    schema = footer.schema.to_arrow_schema()
+    old = {footer.schema.column(index).path for index in range(len(footer.schema))
+           if footer.schema.column(index).physical_type == "INT96"}  # fmt: skip
+    return pa.schema([field.with_type(pa.timestamp("us", "UTC")) if field.name in old else field for field in schema])
+
+
+def check_types(schema: pa.Schema, file: str) -> None:
+    """Refuse a file with a column of a type that Spark does not read: it would not read the others either.
+
+    Raises:
+        SchemaError: names the column, its type and what to write instead.
+    """
+    for field in schema:
+        inner = [] if pa.types.is_timestamp(field.type) else _leaves(field.type)
+        nested = any(_nanoseconds(kind) for kind in inner)
+        if nested or any(pa.types.is_time(kind) or pa.types.is_float16(kind) for kind in inner):
+            instead = "microseconds (pyarrow: write_table(..., coerce_timestamps='us'))" if nested else "another type"
+            raise SchemaError(
+                f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
+            )
+
+
+def nanosecond_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, str | None]:
+    """The columns that are in nanoseconds, each with its time zone.
+
+    Args:
+        schemas: of each file.
+
+    Raises:
+        SchemaError: a column is in nanoseconds in one file and something else in another.
+    """
+    first: dict[str, tuple[str, pa.DataType]] = {}
+    for file, schema in schemas.items():
+        for field in schema:
+            before, kind = first.setdefault(field.name, (file, field.type))
+            if kind != field.type and (_nanoseconds(kind) or _nanoseconds(field.type)):
+                raise SchemaError(
+                    f"the column {field.name!r} is {kind} in {before} and {field.type} in {file}, which Spark does not "
+                    "read together: write the one as the other"
+                )
+    return {name: kind.tz for name, (_, kind) in first.items() if _nanoseconds(kind)}
+
+
+@contextmanager
+def nanoseconds_as_numbers(spark: SparkSession) -> Iterator[None]:
+    """Let Spark find columns of nanoseconds to be whole numbers."""
+    before = spark.conf.get(_AS_NUMBERS, None)
+    spark.conf.set(_AS_NUMBERS, "true")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_AS_NUMBERS)
+        else:
+            spark.conf.set(_AS_NUMBERS, before)
+
+
+def in_microseconds(spark: SparkSession, frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
+    """The rows with times in the place of counts of nanoseconds, in the types that Spark gives to microseconds."""
+    from pyspark.sql import functions as F
+
+    no_zones = str(spark.conf.get(_NO_ZONES, "true")).lower() == "true"
+    times = {}
+    for name, zone in columns.items():
+        count = f"({quoted(name)} div 1000L - IF({quoted(name)} % 1000L < 0, 1L, 0L))"
+        naive = f"timestampadd(MICROSECOND, {count}, timestamp_ntz'1970-01-01 00:00:00')"
+        times[name] = F.expr(naive if zone is None and no_zones else f"timestamp_micros({count})")
+    return frame.withColumns(times)
+
+
+def microseconds(kind: pa.DataType) -> pa.DataType:
+    """The type that a column of a file has in Spark, as far as times go."""
+    return pa.timestamp("us", kind.tz) if _nanoseconds(kind) else kind
+
+
+def times_of_spark(rows: pa.Table) -> pa.Table:
+    """Rows of a file with times as Spark has them."""
+    for index, field in enumerate(rows.schema):
+        if _nanoseconds(field.type):
+            count = rows.column(index).cast(pa.int64())
+            nearer_to_0 = pc.divide(count, 1000)
+            below = pc.greater(pc.multiply(nearer_to_0, 1000), count).cast(pa.int64())
+            floored = pc.subtract(nearer_to_0, below).cast(microseconds(field.type))
+            rows = rows.set_column(index, field.name, floored)
+    return rows
+
+
+def _nanoseconds(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _leaves(kind: pa.DataType) -> Sequence[pa.DataType]:
+    if kind.num_fields == 0:
+        return [kind]
+    return [leaf for index in range(kind.num_fields) for leaf in _leaves(kind.field(index).type)]
