@@ -120,6 +120,16 @@ What `train` leaves out follows from the number of training rows once they are c
 | `early_stopping_patience` | a third of the epochs, 8 at least; the best epoch's weights are kept; 0 never stops |
 | `num_proc` | 1 below 50,000 rows and 2 million values; else, or with a strategy or `min_num_proc`, all slots |
 
+Of columns and labels `sparkdl init` decides, and writes it into the file with the reason beside it:
+
+| | rule |
+|---|---|
+| a number is missing | the mean, of skewed numbers the median; where more than 1 % lack it, a flag beside it |
+| numbers are skewed, above 2 | their logarithm, where it halves that; else, above 20, clipped at 1 % and 99 % |
+| categories are rare | those in fewer than 10 rows are one: unknown; 5 below 50,000 rows, 2 below 10,000 |
+| a label is skewed | nothing: by its mean and deviation, squared errors; `loss: huber` and `loss: mae` change that |
+| classes are uneven | nothing: weights would falsify the probabilities; `weight` names a column of them |
+
 `sparkdl plan` says how long the training may take: by the last run that trained, else by 4 ms a step and 12
 microseconds a row of it, as one processor took in the fits that chose the defaults.
 
