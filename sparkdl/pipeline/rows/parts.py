@@ -6,7 +6,7 @@ By time a part is whole windows; by a hash or a column every window can hold row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,11 +155,12 @@ def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
     return F.xxhash64(*_units(rows, spec))
 
 
-def _units(rows: DataFrame, spec: PipelineSpec) -> list[Column]:
+def _units(rows: DataFrame, spec: PipelineSpec, without: Collection[str] = ()) -> list[Column]:
+    """What a row is of: the values of the split's group, or else of the key, or else of all columns but some."""
     from pyspark.sql import functions as F
 
     group = spec.split.group if isinstance(spec.split, HashSplit) else ()
-    return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows)]
+    return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows, without)]
 
 
 def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
@@ -170,7 +171,9 @@ def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | Non
         order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
         first = sum(getattr(split, name) for name in order[: order.index(part)])
         low, high = round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
-        slot = F.pmod(F.xxhash64(F.lit(split.seed), *_units(clean, spec)), F.lit(_SLOTS))
+        # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
+        units = _units(clean, spec, without=tuple(spec.label))
+        slot = F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS))
         return slot.between(low, high - 1)
     if isinstance(split, ColumnSplit):
         if split.column not in clean.columns:

@@ -244,7 +244,7 @@ class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):
 
 
 class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
-    """Shares by a hash of the key (of the whole row without one): a row stays where it is from run to run."""
+    """Shares by a hash of the key, or of all columns but the labels: a row stays where it is from run to run."""
 
     group: Annotated[
         Columns,

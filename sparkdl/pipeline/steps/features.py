@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "FeaturesStep", "FittedFeatures", "features_key", "features_of", "fitted_key"]
 
-VERSION = 2
+VERSION = 3
 """The version of how features are fitted and shards cut; raise it when that changes."""
 
 
