@@ -25,6 +25,10 @@ MINIMAL = [
     (["split={by: column, column: fold, train: [1], validate: [2], score: [1]}"], "split.score holds 1, which train"),
     (["split={by: column, column: quality, train: [1], validate: [2]}"], "split.column='quality' is the label, too"),
     (["split={by: hash, group: [a, quality]}"], "split.group[1]='quality' is the label, too: a part would lack whole labels"),
+    (
+        ["split={by: hash, copies: spread, group: [a]}"],
+        "split.copies='spread' is for rows without a key, and there is split.group: leave one of them out",
+    ),
     (["split={by: hash, score: 0}", "score.keep=[a]"], "score has nothing to score, since split.score is empty"),
     (["split={by: tiem}"], "split.by='tiem' is not known: write time"),
     (["features.quality=number"], "features.quality is the label 'quality', too, so the model would read the answer"),

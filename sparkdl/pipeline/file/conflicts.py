@@ -180,6 +180,9 @@ def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: 
                     ("split", name),
                     f"={length!r} is not a multiple of source.every={source.every!r}: change one of them",
                 )
+    if isinstance(split, HashSplit) and split.copies == "spread" and (split.group or source.key):
+        by = "split.group" if split.group else "source.key"
+        yield ("split", "copies"), f"='spread' is for rows without a key, and there is {by}: leave one of them out"
     column = getattr(split, "column", None)
     if column is not None and column in label:
         yield ("split", "column"), f"={column!r} is the label, too: rows cannot be split by what is to be predicted"

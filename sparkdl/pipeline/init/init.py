@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -119,7 +119,12 @@ def init(
     draft = Draft(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,
-        plan=plan_for(sample.total or _about(rows, sample), when, _unlabelled(sample, when, chosen.name)),
+        plan=plan_for(
+            sample.total or _about(rows, sample),
+            when,
+            _unlabelled(sample, when, chosen.name),
+            0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
+        ),
         factory=f"{module_of(name)}:network", with_model=with_model,
     )  # fmt: skip
     text = pipeline_text(draft)
@@ -191,6 +196,16 @@ def _unlabelled(sample: Sample, when: When, label: str) -> int:
     if not last:
         return 0
     return (datetime.fromisoformat(newest) - datetime.fromisoformat(last)) // timedelta(hours=1)
+
+
+def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> float:
+    """The share of rows of which another one says the same of all columns but the label; 0 where it is small."""
+    columns = [name for name in rows.column_names if name != label and not pa.types.is_null(rows.column(name).type)]
+    nested = any(pa.types.is_nested(rows.column(name).type) for name in columns)
+    if nested or any(profiles[name].distinct > rows.num_rows / 2 for name in columns):
+        return 0.0
+    distinct = rows.select(columns).group_by(columns).aggregate([]).num_rows
+    return 1 - distinct / rows.num_rows
 
 
 def _about(rows: Rows, sample: Sample) -> int:

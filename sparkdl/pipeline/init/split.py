@@ -17,6 +17,8 @@ _ENOUGH = 100
 """Held-out rows that the gate asks for by default."""
 _TESTED = 700
 """Rows from which on a share of them judges that chose nothing."""
+_COPIES = 0.5
+"""The share of copies from which on rows that are alike would make parts of a few lumps."""
 _NO_TEST = "too few rows for a test part, so those that choose the epoch judge, too"
 
 
@@ -39,22 +41,23 @@ class Plan:
     held_out: int
 
 
-def plan_for(rows: int, when: When, unlabelled: int = 0) -> Plan:
+def plan_for(rows: int, when: When, unlabelled: int = 0, copies: float = 0.0) -> Plan:
     """Divide ``rows`` rows, about.
 
     Args:
         rows: of the table.
         when: how they lie in time.
         unlabelled: hours, from the end of the newest window back, whose labels are yet to come.
+        copies: the share of rows of which another one says the same of all columns but the label; 0 with a key.
     """
     by_time = _by_time(rows, when, unlabelled) if when.column is not None else None
-    split, held, why = by_time if by_time is not None else _by_hash(rows, when)
+    split, held, why = by_time if by_time is not None else _by_hash(rows, when, copies)
     train_rows = max(1, rows - (3 if "test" in split else 2) * held)
     least = None if held >= 2 * _ENOUGH else max(5, held // 2)
     return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held)
 
 
-def _by_hash(rows: int, when: When) -> tuple[dict[str, Any], int, str]:
+def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int, str]:
     small = rows < 2000
     if rows < _TESTED:
         shares = {"train": 0.6, "validate": 0.2, "score": 0.2}
@@ -65,7 +68,11 @@ def _by_hash(rows: int, when: When) -> tuple[dict[str, Any], int, str]:
     tested = "" if "test" in shares else f"; {_NO_TEST}"
     few = f"{rows:,} rows are few, so more of them are held out: " if small else ""
     reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
-    return {"by": "hash", **shares}, int(rows * shares["validate"]), f"{few}{reason}{tested}"
+    held = int(rows * shares["validate"])
+    if copies < _COPIES:
+        return {"by": "hash", **shares}, held, f"{few}{reason}{tested}"
+    alike = f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
+    return {"by": "hash", "copies": "spread", **shares}, held, f"{few}{reason}{tested}{alike}"
 
 
 def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, str] | None:

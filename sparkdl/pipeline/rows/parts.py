@@ -28,7 +28,7 @@ __all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
-_SLOTS = 1_000_000
+_SLOTS, _SLOT = 1_000_000, "_slot"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +123,10 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     from pyspark.sql import functions as F
 
     chosen = clean.where(F.col(WINDOW).isin(*windows))
+    if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":
+        low, high = _slots(spec.split, part)
+        slot = F.pmod(F.xxhash64(F.lit(spec.split.seed), unit_of(chosen, spec)), F.lit(_SLOTS))
+        return chosen.withColumn(_SLOT, slot).where(F.col(_SLOT).between(low, high - 1)).drop(_SLOT)
     condition = _condition(clean, spec, part)
     return chosen if condition is None else chosen.where(condition)
 
@@ -144,14 +148,23 @@ def unseen_rows(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], spl
     taught = F.col(WINDOW).isin(*windows)
     if isinstance(then, ColumnSplit) and then.column not in rows.columns:
         return ~taught
+    if isinstance(then, HashSplit) and then.copies == "spread":  # among all rows of a window they were numbered
+        return ~taught
     condition = _condition(rows, msgspec.structs.replace(spec, split=then), "train")
     return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
-    """A hash of what a row is of, bigint: rows that share the split's group, or else the key, depend on each other."""
+    """A hash of what a row is of, bigint: rows that share the split's group, or else the key, depend on each other.
+
+    Rows that are copies without depending on each other are numbered, within their window.
+    """
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
+    if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":
+        content = content_hash(rows)
+        return F.xxhash64(content, F.row_number().over(Window.partitionBy(WINDOW, content).orderBy(content)))
     return F.xxhash64(*_units(rows, spec))
 
 
@@ -163,14 +176,19 @@ def _units(rows: DataFrame, spec: PipelineSpec, without: Collection[str] = ()) -
     return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows, without)]
 
 
+def _slots(split: HashSplit, part: Part) -> tuple[int, int]:
+    """The first slot of a part, and the one behind its last."""
+    order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
+    first = sum(getattr(split, name) for name in order[: order.index(part)])
+    return round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
+
+
 def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
     from pyspark.sql import functions as F
 
     split = spec.split
     if isinstance(split, HashSplit):
-        order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
-        first = sum(getattr(split, name) for name in order[: order.index(part)])
-        low, high = round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
+        low, high = _slots(split, part)
         # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
         units = _units(clean, spec, without=tuple(spec.label))
         slot = F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS))

@@ -246,6 +246,13 @@ class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):
 class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
     """Shares by a hash of the key, or of all columns but the labels: a row stays where it is from run to run."""
 
+    copies: Annotated[
+        Literal["together", "spread"],
+        Meta(
+            description="Rows without a key that differ in labels at most: together in one part, so that no model is "
+            "judged on what it was trained on, or spread one by one, where a table has few rows that differ otherwise."
+        ),
+    ] = "together"
     group: Annotated[
         Columns,
         Meta(

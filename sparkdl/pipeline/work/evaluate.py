@@ -56,7 +56,7 @@ __all__ = [
 _LEAST_WINDOWS = 8
 _MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
-_LAST = "_last"
+_LAST, _SLOT = "_last", "_slot"
 _LEAST_KNOWN = 0.5
 """Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
@@ -303,7 +303,8 @@ def drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int)
 
     if count <= most:
         return rows
-    return rows.where(F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count)) < most)
+    slot = F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count))
+    return rows.withColumn(_SLOT, slot).where(F.col(_SLOT) < most).drop(_SLOT)
 
 
 def _entity(spec: PipelineSpec) -> tuple[str, ...]:
@@ -390,7 +391,9 @@ def _unit(spec: PipelineSpec) -> str:
     if _over(spec) == "window":
         return f"{spec.source.every}s"
     columns = (spec.split.group if isinstance(spec.split, HashSplit) else ()) or spec.source.key
-    return f"values of {', '.join(columns)}" if columns else "different rows"
+    if columns:
+        return f"values of {', '.join(columns)}"
+    return "rows" if isinstance(spec.split, HashSplit) and spec.split.copies == "spread" else "different rows"
 
 
 def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:

@@ -445,6 +445,17 @@ def test_types_that_spark_does_not_read_are_refused_before_anything_is_written(t
     assert not (tmp_path / "p").exists()
 
 
+def test_rows_of_few_kinds_are_dealt_one_by_one(tmp_path):
+    random = np.random.default_rng(0)
+    few = {"class": random.choice(["1st", "2nd", "crew"], 2200), "adult": random.random(2200) < 0.9}
+    few["survived"] = random.random(2200) < 0.3
+    for name, more in (("few", {}), ("many", {"fare": random.random(2200)})):
+        pq.write_table(pa.table(few | more), tmp_path / f"{name}.parquet")
+        found = init(str(tmp_path / name), str(tmp_path / f"{name}.parquet"), "survived")
+        assert found.file.spec.split.copies == ("spread" if name == "few" else "together")
+        assert ("copies of others but for the label" in Path(found.path).read_text()) == (name == "few")
+
+
 def test_no_spark_is_started_for_files(written, tmp_path):
     program = (
         "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "

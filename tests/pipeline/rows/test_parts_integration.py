@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -73,3 +75,49 @@ def test_windows_that_a_model_was_trained_on_do_not_judge_it(spark):
     spec = loads(TEXT, ["source.time=at", BY_DAY]).spec
     assert untaught_ids(frame, spec, ["one"], {}) == set(range(10, 20))
     assert untaught_ids(frame, spec, ["one", "two"], msgspec.to_builtins(spec.split)) == set()
+
+
+WITHOUT_KEY = """
+source: {kind: parquet, path: /none}
+features: {x: number}
+label: {y: binary}
+split: {by: hash, train: 0.6, validate: 0.2, score: 0.2}
+"""
+
+
+def counts_of(frame, spec, windows=("all",)):
+    return {
+        part: Counter((row["x"], row["y"]) for row in rows_of(frame, spec, part, windows).collect())
+        for part in ("train", "validate", "score")
+    }
+
+
+def test_copies_that_differ_in_the_label_alone_stay_together_whatever_it_is(spark):
+    frame = spark.range(4000).selectExpr("id % 1000 AS x", "id >= 2000 AS y", f"'all' AS {WINDOW}")
+    parts = counts_of(frame, loads(WITHOUT_KEY).spec)
+    for part in parts.values():
+        assert all(part[x, True] == part[x, False] == 2 for x, _ in part)
+    assert abs(sum(parts["train"].values()) / 4000 - 0.6) < 0.08
+    unlabelled = counts_of(frame.selectExpr("x", "CAST(NULL AS BOOLEAN) AS y", WINDOW), loads(WITHOUT_KEY).spec)
+    assert {name: {x for x, _ in part} for name, part in unlabelled.items()} == {
+        name: {x for x, _ in part} for name, part in parts.items()
+    }
+
+
+def test_spread_copies_are_dealt_one_by_one(spark):
+    spread = loads(WITHOUT_KEY, ["split.copies=spread"]).spec
+    frame = spark.range(6000).selectExpr("id % 3 AS x", "id % 5 = 0 AS y", f"'all' AS {WINDOW}")
+    parts = counts_of(frame, spread)
+    assert sum(parts.values(), Counter()) == Counter((row["x"], row["y"]) for row in frame.collect())
+    for name, share in (("train", 0.6), ("validate", 0.2), ("score", 0.2)):
+        for (_, label), count in parts[name].items():
+            assert abs(count / (400 if label else 1600) - share) < 0.1
+    more = frame.union(spark.range(999).selectExpr("id % 3 AS x", "true AS y", f"'later' AS {WINDOW}"))
+    assert counts_of(more.repartition(7), spread) == parts  # neither the order of rows nor what comes later moves any
+    untaught = unseen_rows(
+        more,
+        spread,
+        ["all"],
+        msgspec.to_builtins(loads(WITHOUT_KEY, ["split.copies=spread", "split.seed=1"]).spec.split),
+    )
+    assert {row[WINDOW] for row in more.where(untaught).collect()} == {"later"}  # by another seed any may have trained
