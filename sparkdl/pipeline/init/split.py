@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from sparkdl.errors import DataError
@@ -17,6 +18,10 @@ _ENOUGH = 100
 """Held-out rows that the gate asks for by default."""
 _TESTED = 700
 """Rows from which on a share of them judges that chose nothing."""
+_LEAST = 5
+"""Held-out rows below which times do not divide them."""
+_VALIDATE, _SCORE = 0.15, 0.05
+"""Shares of the windows."""
 _COPIES = 0.5
 """The share of copies from which on rows that are alike would make parts of a few lumps."""
 _NO_TEST = "too few rows for a test part, so those that choose the epoch judge, too"
@@ -76,12 +81,9 @@ def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int,
 
 
 def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, str] | None:
-    """Windows in time that fit the span; None where one of them would be empty."""
-    count = len(when.windows)
-    validate, score = max(1, round(0.15 * count)), max(1, round(0.05 * count))
-    if when.every == "day":
-        validate, score = _whole_weeks(min(28, validate)), _whole_weeks(min(7, score))
+    """Windows in time that fit the span; None where one of them would be empty, or next to nothing would judge."""
     hours = 24 if when.every == "day" else 1
+    validate, score = _lengths(when)
     waiting = -(-unlabelled // hours)
     score = max(score, waiting)
     late = f"; labels of the newest {count_of(waiting, when.every)} are yet to come" if waiting else ""
@@ -97,11 +99,26 @@ def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], in
         held = {name: int(rows * sum(when.windows[window] for window in part) / total) for name, part in parts.items()}
         if test and (min(held["validate"], held["test"]) < _ENOUGH or held["train"] < 2 * held["test"]):
             continue  # so few rows would judge nothing
+        if held["validate"] < _LEAST:
+            return None
         lengths = {"validate": validate, **({"test": test} if test else {}), "score": score}
         split = {"by": "time", "train": "all", **{name: _duration(length, when) for name, length in lengths.items()}}
         why = f"{when.why}: the newest are scored, those before judge{late}"
         return split, held["test" if test else "validate"], why if test else f"{why}; {_NO_TEST}"
     return None
+
+
+def _lengths(when: When) -> tuple[int, int]:
+    """Days or hours to validate and to score: shares of the windows, in which time passes between some, or most."""
+    starts = [datetime.fromisoformat(name) for name in sorted(when.windows)]
+    step = timedelta(**{f"{when.every}s": 1})
+    validate, score = max(1, round(_VALIDATE * len(starts))), max(1, round(_SCORE * len(starts)))
+    if len(starts) > validate + score and starts[-1] - starts[0] > 2 * len(starts) * step:  # such as a row a month
+        scored, validated = starts[-score], starts[-score - validate]
+        return (scored - validated) // step, (starts[-1] + step - scored) // step
+    if when.every == "day":
+        validate, score = _whole_weeks(min(28, validate)), _whole_weeks(min(7, score))
+    return validate, score
 
 
 def _whole_weeks(days: int) -> int:

@@ -328,6 +328,15 @@ def test_the_split_is_by_time_only_where_windows_fit_the_span(tmp_path, first, l
     assert isinstance(init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW).file.spec.split, split)
 
 
+def test_a_row_a_month_holds_back_years_not_days(tmp_path):
+    months = np.arange("1967-07", "2015-05", dtype="datetime64[M]").astype("datetime64[D]")
+    x = np.random.default_rng(0).normal(size=len(months))
+    pq.write_table(pa.table({"month": months, "x": x, "y": x**2}), tmp_path / "t.parquet")
+    found = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y", now=NOW)
+    assert found.file.spec.split == TimeSplit(train="all", validate="2618 days", score="852 days")  # 86 months, and 28
+    assert found.file.spec.publish.gate.min_rows == 43
+
+
 def test_a_sample_of_a_large_table_sees_all_of_its_time(tmp_path, monkeypatch):
     from sparkdl.pipeline.init import table
 
