@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -295,7 +296,9 @@ def _check_bytes(argument: ModelInput, manifest: Manifest) -> None:
 
 def _called(model: torch.nn.Module, call: ModelCall, batch: Mapping[str, torch.Tensor]) -> Any:
     positional, named = call.arguments(batch)
-    with _quiet(model):
+    with _quiet(model), warnings.catch_warnings():
+        # what torch says of row["age"] where the row is tried as one tensor
+        warnings.filterwarnings("ignore", message="Using a non-tuple sequence for multidimensional indexing")
         return model(*positional, **named)
 
 

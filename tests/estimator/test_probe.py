@@ -64,8 +64,9 @@ class Typed(torch.nn.Module):
     ("model", "style", "answer"),
     [(ByName(), "keywords", [-1, -4]), (ByDict(), "dict", [0, 5]), (Typed(), "dict", [2, 7])],
 )
-def test_a_model_is_called_in_its_own_manner(model, style, answer):
+def test_a_model_is_called_in_its_own_manner_and_torch_does_not_warn_of_others(model, style, answer, recwarn):
     found = probe(model, FEATURES, COLUMNS, [SET], ["y"])
+    assert not recwarn.list
     assert found.call.style == style
     assert found.returned.tolist() == answer
 
