@@ -53,7 +53,7 @@ def test_a_label_that_cannot_be_learned_is_refused_by_init(tmp_path, label, sent
 
 
 def test_three_rows_are_too_few(spark, tmp_path):
-    theirs = pipeline(tmp_path, {"x": [1.0, 2.0, 4.0], "y": [1.0, 3.0, 2.0]})
+    theirs = pipeline(tmp_path, {"x": [1.0, 4.0, 5.0], "y": [1.0, 3.0, 2.0]})
     with pytest.raises(SparkdlError, match=r"split leaves no clean row to (train|validate): give \1 more, or wait"):
         theirs.run(spark)
 

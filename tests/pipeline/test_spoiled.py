@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sql": {"source": {"kind": "sql", "query": "SELECT 1", **COMMON}},
     "function": {"source": {"kind": "function", "function": "a:b", "arguments": {"x": 1}, **COMMON}},
     "partition": {"source": {"kind": "delta", "table": "/d", "partition": "day", "every": "hour"}},
-    "hash": {"split": {"by": "hash", **SHARES, "group": ["store"], "seed": 3}, **WINDOWS},
+    "hash": {"split": {"by": "hash", **SHARES, "group": ["store"], "copies": "together", "seed": 3}, **WINDOWS},
     "column": {"split": {"by": "column", "column": "fold", **FOLDS}, **WINDOWS},
     "halving": {
         "search": {

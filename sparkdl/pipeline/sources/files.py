@@ -129,7 +129,11 @@ class ParquetFiles(_Files):
     def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
         files = list(snapshot.files)
         reader = reader.options(**{"mergeSchema": True, **self.section.options})
-        nanoseconds = nanosecond_columns(_schemas_of(snapshot))
+        try:
+            schemas = _schemas_of(snapshot)
+        except (DataError, StorageError):  # Spark says which file cannot be read
+            schemas = {}
+        nanoseconds = nanosecond_columns(schemas)
         if not nanoseconds:
             return reader.parquet(*files)
         with nanoseconds_as_numbers(spark):
