@@ -204,8 +204,8 @@ def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> floa
     nested = any(pa.types.is_nested(rows.column(name).type) for name in columns)
     if nested or any(profiles[name].distinct > rows.num_rows / 2 for name in columns):
         return 0.0
-    distinct = rows.select(columns).group_by(columns).aggregate([]).num_rows
-    return 1 - distinct / rows.num_rows
+    distinct = int(rows.select(columns).group_by(columns).aggregate([]).num_rows)
+    return 1 - distinct / int(rows.num_rows)
 
 
 def _about(rows: Rows, sample: Sample) -> int:
