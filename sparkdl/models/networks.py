@@ -123,7 +123,7 @@ class TabularEnsemble(nn.Module):
     def __init__(
         self,
         features: Mapping[str, Any],
-        width: int = 128,
+        width: int = 192,
         depth: int = 3,
         embedding: int | None = None,
         dropout: float = 0.0,

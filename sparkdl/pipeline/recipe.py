@@ -17,7 +17,8 @@ __all__ = ["recipe_of", "with_recipe"]
 
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 10, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
-_LEAST_STEPS, _MOST_EPOCHS_OF_FEW_STEPS = 600, 40
+_LEAST_READ, _LEAST_STEPS, _MOST_EPOCHS_OF_FEW = 100_000, 600, 60
+"""Rows that a training of few rows reads, and steps that it takes, in no more epochs than these."""
 _FEW_ROWS, _FEW_VALUES = 50_000, 2_000_000
 """Training rows, and rows by features, of which two ranks would spend their time on waiting for each other."""
 
@@ -42,8 +43,8 @@ def with_recipe(train: Train, rows: int, features: int, *, default_network: bool
     batch = train.batch_size or max(1, round(whole_batch / (ranks or 1)))
     steps = train.train_steps_per_epoch or max(1, math.ceil(rows / (batch * (ranks or 1))))
     by_rows = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
-    by_steps = min(_MOST_EPOCHS_OF_FEW_STEPS, math.ceil(_LEAST_STEPS / steps))
-    epochs = train.epochs or max(by_rows, by_steps)
+    of_few = min(_MOST_EPOCHS_OF_FEW, math.ceil(max(_LEAST_READ / max(1, rows), _LEAST_STEPS / steps)))
+    epochs = train.epochs or max(by_rows, of_few)
     filled = {
         "num_proc": ranks,
         "batch_size": batch,

@@ -126,7 +126,7 @@ def test_a_first_training_of_the_default_network_takes_what_its_steps_take():
     chosen = ["train.epochs=10", "train.batch_size=256", "train.num_proc=2"]
     amounts = {"train": Amount(rows=51_200), "score": Amount(rows=10)}
     found = with_seconds(spec(*chosen), amounts, [])
-    assert found["train"].seconds == pytest.approx(10 * 100 * (0.004 + 256 * 12e-6))
+    assert found["train"].seconds == pytest.approx(10 * 100 * (0.005 + 256 * 16e-6))
     assert (found["train"].by, found["score"].seconds) == ("", None)
     assert with_seconds(spec(*chosen, "model.factory=mine:network"), amounts, [])["train"].seconds is None
 

@@ -11,7 +11,15 @@ from sparkdl.pipeline.spec.training import RULES
 
 @pytest.mark.parametrize(
     ("rows", "epochs", "batch"),
-    [(1, 40, 16), (300, 32, 16), (1_200, 16, 32), (8_000, 16, 64), (50_000, 12, 512), (10**8, 10, 512)],
+    [
+        (1, 60, 16),
+        (300, 60, 16),
+        (1_200, 60, 32),
+        (3_000, 34, 64),
+        (8_000, 16, 64),
+        (50_000, 12, 512),
+        (10**8, 10, 512),
+    ],
 )
 def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
     filled = with_recipe(Train(), rows, 10, default_network=True, slots=1)

@@ -19,7 +19,7 @@ __all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "RULES", "Model", "R
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
 RULES = {
-    "epochs": "so many that 600,000 rows are read, from 10 to 16; up to 40 of fewer than 600 steps",
+    "epochs": "so many that 600,000 rows are read, from 10 to 16; of few up to 60, until 100,000 are read in 600 steps",
     "batch_size": "16 to 512 by all ranks together: a 40th of few training rows, 64 of some thousand, a 128th of many",
     "learning_rate": "0.005 for the default network, 0.001 for another",
     "warmup_steps": "a twentieth of all steps, 200 at most",
