@@ -164,7 +164,8 @@ def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
 
     if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":
         content = content_hash(rows)
-        return F.xxhash64(content, F.row_number().over(Window.partitionBy(WINDOW, content).orderBy(content)))
+        number = F.row_number().over(Window.partitionBy(WINDOW, content).orderBy(content))
+        return F.xxhash64(content, F.col(WINDOW), number)
     return F.xxhash64(*_units(rows, spec))
 
 

@@ -112,6 +112,9 @@ def test_spread_copies_are_dealt_one_by_one(spark):
     for name, share in (("train", 0.6), ("validate", 0.2), ("score", 0.2)):
         for (_, label), count in parts[name].items():
             assert abs(count / (400 if label else 1600) - share) < 0.1
+    daily = spark.range(2000).selectExpr("0 AS x", "id % 2 = 0 AS y", f"CAST(id div 2 AS STRING) AS {WINDOW}")
+    days = counts_of(daily, spread, [str(day) for day in range(1000)])  # one row of a kind each day
+    assert all(abs(days["train"][0, label] / 1000 - 0.6) < 0.1 for label in (True, False))
     more = frame.union(spark.range(999).selectExpr("id % 3 AS x", "true AS y", f"'later' AS {WINDOW}"))
     assert counts_of(more.repartition(7), spread) == parts  # neither the order of rows nor what comes later moves any
     untaught = unseen_rows(
