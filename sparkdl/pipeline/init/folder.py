@@ -93,7 +93,7 @@ from torch.nn import functional
 
 
 def network(
-    features: Mapping[str, Any], width: int = 128, depth: int = 3, dropout: float = 0.1, members: int = 4
+    features: Mapping[str, Any], width: int = 192, depth: int = 3, dropout: float = 0.0, members: int = 4
 ) -> torch.nn.Module:
     """What `model: {module}:network` names; its arguments come from `model: {{arguments: ...}}`."""
     return TabularEnsemble(features, width=width, depth=depth, dropout=dropout, members=members)

@@ -658,6 +658,7 @@ def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
         "torch.manual_seed(0)\ntheirs = TabularEnsemble(example.features).eval()\n"
         "assert type(ours) is not TabularEnsemble and type(ours).__module__ == 'own_model'\n"
         "assert torch.equal(ours(example.inputs), theirs(example.inputs))\n"
+        "assert ours.bundle_arguments() == theirs.bundle_arguments()\n"  # dropout, which evaluation does not show
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
