@@ -90,9 +90,9 @@ class Labelled:
     def value_and_order(self, column: pa.Array) -> tuple[float, float, float]:
         """The share of the label's variance that the values of a column tell, and that their order in few ranges tells.
 
-        The first is the intraclass correlation of a one-way analysis of variance, which few rows a value do not raise
-        (Shrout and Fleiss 1979, ICC(1)), the second an adjusted R2 of a line in each range; the last number is the
-        standard error of the first where values tell nothing.
+        Both are adjusted, so that few rows a value, or a line, do not raise them: the first is epsilon squared of a
+        one-way analysis of variance (Kelley 1935), of these rows, so that rare values count as little as they matter.
+        The last number is the standard error of the first where values tell nothing.
         """
         groups = _codes(column.take(pa.array(self.rows)))
         sizes = np.bincount(groups)
@@ -100,22 +100,16 @@ class Labelled:
         total, count = int(sizes.sum()), len(sizes)
         if not 1 < count < total:
             return 0.0, 0.0, 1.0
-        rows_per_value = (total - (sizes.astype(float) ** 2).sum() / total) / (count - 1)  # rows a value, about
         centred = self.targets - self.targets.mean(axis=0)
         sums = np.array([np.bincount(groups, target) for target in centred.T])[:, np.bincount(groups) > 0]
-        between = float((sums**2 / sizes).sum())
-        within = (float((centred**2).sum()) - between) / (total - count)
-        between /= count - 1
-        share = (
-            (between - within) / (between + (rows_per_value - 1) * within)
-            if between + (rows_per_value - 1) * within > 0
-            else 0.0
-        )
+        between, squares = float((sums**2 / sizes).sum()), float((centred**2).sum())
+        within = (squares - between) / (total - count)
+        share = max(0.0, (between - (count - 1) * within) / squares) if squares > 0 else 0.0
         bins, rows = max(1, min(8, count // 5)), len(self.rows)
         twice = Labelled(np.tile(self.rows, 2), np.tile(self.targets, (2, 1)), False)  # measured where it was estimated
         lines = twice.by_order(np.tile(_numbers(column)[self.rows], 2), bins=bins)
         adjusted = 1 - (1 - lines) * (rows - 1) / (rows - 2 * bins)  # a line has two numbers
-        return share, max(0.0, adjusted), float(np.sqrt(2 / (rows_per_value * (rows_per_value - 1) * (count - 1))))
+        return share, max(0.0, adjusted), float(np.sqrt(2 * (count - 1)) / total)
 
     def explained(self, groups: Ints, x: Floats | None) -> tuple[Floats, Floats]:
         """What groups, and in each a line by ``x``, predict of the rows of the second half; and what is so."""
