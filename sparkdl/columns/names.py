@@ -19,6 +19,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def stands_in_sql(name: str) -> bool:
+    """Whether a text of SQL may name it: Spark puts variables in the place of ``${...}``, within backticks, too."""
+    return "${" not in name
+
+
 def tells_cases_apart(frame: Any) -> bool:
     """Whether the session of a DataFrame tells ``a`` from ``A``."""
     return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
@@ -116,7 +116,7 @@ def content_hash(frame: DataFrame, without: Collection[str] = ()) -> Column:
 
     fields = [field for field in frame.schema.fields if field.name not in OWN and field.name not in without]
     nested = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
-    if not any(isinstance(field.dataType, nested) for field in fields):
+    if all(stands_in_sql(field.name) and not isinstance(field.dataType, nested) for field in fields):
         # The same as one text: of 500 columns a second goes by until Java was asked for each part of it.
         names = [quoted(field.name) for field in fields]
         return F.expr(f"xxhash64({', '.join(f'{name} IS NULL, {name}' for name in names)})")

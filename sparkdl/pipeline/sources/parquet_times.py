@@ -100,9 +100,12 @@ def in_microseconds(spark: SparkSession, frame: DataFrame, columns: Mapping[str,
     no_zones = str(spark.conf.get(_NO_ZONES, "true")).lower() == "true"
     times = {}
     for name, zone in columns.items():
-        count = f"({quoted(name)} div 1000L - IF({quoted(name)} % 1000L < 0, 1L, 0L))"
-        naive = f"timestampadd(MICROSECOND, {count}, timestamp_ntz'1970-01-01 00:00:00')"
-        times[name] = F.expr(naive if zone is None and no_zones else f"timestamp_micros({count})")
+        nanoseconds, thousand = F.col(quoted(name)), F.lit(1000).cast("bigint")
+        below = F.when(nanoseconds % thousand < 0, 1).otherwise(0)
+        count = F.call_function("div", nanoseconds, thousand) - below
+        start = F.expr("timestamp_ntz'1970-01-01 00:00:00'")
+        naive = zone is None and no_zones
+        times[name] = F.timestamp_add("MICROSECOND", count, start) if naive else F.timestamp_micros(count)
     return frame.withColumns(times)
 
 

@@ -30,7 +30,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkdl import errors
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.columns.numpy_arrow import from_values
 from sparkdl.columns.statistics import RunningStats
 from sparkdl.compat.quick_ack import promptly
@@ -214,6 +214,10 @@ def _check_numbers(df: DataFrame, columns: Sequence[str]) -> None:
 
 def _quantile(name: str) -> Column:
     """The aggregation of one column, as a text: each part of an expression is a question to Java, 20 ms for all."""
+    if not stands_in_sql(name):
+        column = F.col(quoted(name)).cast("double")
+        finite_column = F.when(~F.isnan(column) & (F.abs(column) < float("inf")), column)
+        return F.percentile_approx(finite_column, [*PROBABILITIES, *KNOTS], ACCURACY)
     number = f"CAST({quoted(name)} AS DOUBLE)"
     finite = f"IF(NOT isnan({number}) AND abs({number}) < double('inf'), {number}, NULL)"
     probabilities = ", ".join(f"{probability!r}D" for probability in (*PROBABILITIES, *KNOTS))

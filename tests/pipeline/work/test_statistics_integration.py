@@ -172,3 +172,10 @@ def test_windows_are_counted_as_their_reference_was_in_one_pass(spark):
             for field in Statistics.__dataclass_fields__:
                 mine, wanted = getattr(found[window][name], field), getattr(expected[name], field)
                 assert mine == wanted or mine == pytest.approx(wanted, rel=1e-12), (window, name, field)
+
+
+def test_a_name_in_which_spark_would_put_a_variable_has_the_quantiles_of_its_numbers(spark):
+    numbers = "CASE WHEN id % 9 = 0 THEN NULL WHEN id % 7 = 0 THEN double('nan') ELSE id END"
+    frame = spark.range(5000).selectExpr(f"{numbers} AS x").withColumn("${HOME} x", F.col("x"))
+    plain, strange = frame.agg(*map(statistics._quantile, ("x", "${HOME} x"))).first()
+    assert plain == strange
