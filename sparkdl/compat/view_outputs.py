@@ -2,7 +2,7 @@
 
 ``fully_shard`` (torch 2.13) hooks the backward pass to what a part returns, and loses the hook where that is a view,
 as a linear layer's of rows that are sequences, which the model then changes in place (``x += y``): parameters are not
-gathered again, and torch fails, or trains something else, after a warning. It can go when torch keeps its hook;
+gathered again, and torch warns, and fails. It can go when torch keeps its hook;
 ``tests/compat/test_view_outputs_integration.py`` notices that.
 """
 

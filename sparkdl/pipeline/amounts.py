@@ -24,8 +24,8 @@ from sparkdl.pipeline.trials import trials_of, with_settings
 from sparkdl.pipeline.windows import WHOLE
 
 _STEP_SECONDS, _ROW_SECONDS = 5e-3, 16e-6
-"""A step of the default network, and each row of it, take about as long on one processor: from 64 rows of 28 features,
-5 ms, and 256 rows of 9, 7 ms, measured 2026-11 (docs/quality.md)."""
+"""A step of the default network, and each row of it, take about as long on one processor: measured 2026-11 with layers
+of 128 (64 rows of 28 features 5 ms, 256 rows of 9 7 ms), and a quarter more for those of 192 (docs/quality.md)."""
 
 __all__ = ["Amount", "amounts_of", "with_seconds"]
 

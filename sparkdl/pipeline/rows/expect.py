@@ -36,6 +36,7 @@ __all__ = [
     "OUTCOME",
     "OWN",
     "SALT",
+    "SLOT",
     "Outcomes",
     "check_shares",
     "columns_hash",
@@ -44,10 +45,10 @@ __all__ = [
     "validated",
 ]
 
-OUTCOME, BROKEN, SALT = "_outcome", "_broken", "_salt"
+OUTCOME, BROKEN, SALT, SLOT = "_outcome", "_broken", "_salt", "_slot"
 KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
 """Outcomes of rows that are valid, and of rows whose key another row has; every other outcome is a reason."""
-OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT})
+OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT, SLOT})
 """The columns that the pipeline adds."""
 _RARE = "-7461"
 """What few lists hold, as text or number."""

@@ -14,7 +14,7 @@ import msgspec
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.pipeline.rows.expect import content_hash
+from sparkdl.pipeline.rows.expect import SLOT, content_hash
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
@@ -28,7 +28,7 @@ __all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
-_SLOTS, _SLOT = 1_000_000, "_slot"
+_SLOTS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":
         low, high = _slots(spec.split, part)
         slot = F.pmod(F.xxhash64(F.lit(spec.split.seed), unit_of(chosen, spec)), F.lit(_SLOTS))
-        return chosen.withColumn(_SLOT, slot).where(F.col(_SLOT).between(low, high - 1)).drop(_SLOT)
+        return chosen.withColumn(SLOT, slot).where(F.col(SLOT).between(low, high - 1)).drop(SLOT)
     condition = _condition(clean, spec, part)
     return chosen if condition is None else chosen.where(condition)
 

@@ -28,6 +28,7 @@ from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_gu
 from sparkdl.pipeline.judging.diagnostics import diagnose
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.slices import Slices
+from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
@@ -56,7 +57,7 @@ __all__ = [
 _LEAST_WINDOWS = 8
 _MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
-_LAST, _SLOT = "_last", "_slot"
+_LAST = "_last"
 _LEAST_KNOWN = 0.5
 """Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
@@ -304,7 +305,7 @@ def drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int)
     if count <= most:
         return rows
     slot = F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count))
-    return rows.withColumn(_SLOT, slot).where(F.col(_SLOT) < most).drop(_SLOT)
+    return rows.withColumn(SLOT, slot).where(F.col(SLOT) < most).drop(SLOT)
 
 
 def _entity(spec: PipelineSpec) -> tuple[str, ...]:

@@ -448,9 +448,10 @@ def test_types_that_spark_does_not_read_are_refused_before_anything_is_written(t
     pq.write_table(pa.table({"a": [1, 2], "A": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
     with pytest.raises(SchemaError, match=r"\['a', 'A'\] differ by case alone"):
         init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
-    pq.write_table(pa.table({"_window": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
-    with pytest.raises(SchemaError, match="'_window', a name that pipelines use themselves"):
-        init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
+    for name in ("_window", "_slot"):
+        pq.write_table(pa.table({name: [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+        with pytest.raises(SchemaError, match=f"'{name}', a name that pipelines use themselves"):
+            init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
     assert not (tmp_path / "p").exists()
 
 
