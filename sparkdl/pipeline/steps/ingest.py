@@ -26,6 +26,7 @@ from sparkdl.pipeline.rows.expect import (
     KEPT,
     OUTCOME,
     SALT,
+    SLOT,
     Outcomes,
     check_shares,
     content_hash,
@@ -393,7 +394,7 @@ def _replace_windows(
     """
     project, state = run.project, run.state
     spec = project.spec
-    taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
+    taken = sorted({OUTCOME, BROKEN, SALT, SLOT} & set(prepared.columns))
     if taken:
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None

@@ -570,7 +570,7 @@ def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
     assert len(tables.table("clean").files()) == 2
 
 
-@pytest.mark.parametrize("name", ["_outcome", "_broken", "_salt"])
+@pytest.mark.parametrize("name", ["_outcome", "_broken", "_salt", "_slot"])
 def test_columns_that_the_pipeline_adds_are_refused_in_the_source(spark, tables, name):
     query = f"SELECT 1 AS order_id, 2.0D AS amount, 3 AS {name}"
     with pytest.raises(SchemaError, match=f"the rows have a column {name}, which the pipeline adds"):
