@@ -80,7 +80,6 @@ class CopiesAverage:
         for bucket, work in zip(self._buckets, self._launched, strict=True):
             with self._guard("averaging gradients"):
                 work.wait()
-            bucket.flat /= self._size
             bucket.publish()
         self._launched.clear()
         self._is_sending = False
@@ -116,7 +115,7 @@ class CopiesAverage:
                 parameter.grad = None
         bucket.fill()
         with self._guard("averaging gradients"):
-            self._launched.append(dist.all_reduce(bucket.flat, group=self._group, async_op=True))
+            self._launched.append(dist.all_reduce(bucket.flat, dist.ReduceOp.AVG, self._group, async_op=True))
 
 
 def _hook(parameter: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> Any:

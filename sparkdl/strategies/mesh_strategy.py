@@ -312,7 +312,8 @@ class MeshStrategy(Strategy):
                 continue
             if parameter.grad is not None:  # of no copies
                 part.grad, parameter.grad = _local(parameter.grad), None
-            part.data = _local(parameter)  # of GPUs, what waits in the host's memory may have moved
+            if self.mesh.offload:
+                part.data = _local(parameter)  # what waits in the host's memory may have moved
             if not self._steps_parts and part.grad is not None:
                 parameter.grad, part.grad = _laid_out(part.grad, parameter), None
 
