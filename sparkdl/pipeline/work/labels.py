@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.columns.names import quoted
@@ -112,15 +112,14 @@ def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
     """
     _check_columns(rows, labels)
     labelled_rows = labelled(rows, labels)
-    if labelled_rows.isEmpty():
-        raise _no_rows("train", rows.count())
-    fitted = []
+    fitted_labels = []
     for name, label in labels.items():
-        if label.type in ("regression", "quantiles"):
-            fitted.append(replace(_fit_number(labelled_rows, name), levels=label.quantiles))
-        else:
-            fitted.append(_fit_classes(labelled_rows, name, label))
-    return Labels(labels=tuple(fitted))
+        fit = _fit_number if label.type in ("regression", "quantiles") else _fit_classes
+        fitted_label = fit(labelled_rows, name, label)
+        if fitted_label is None:
+            raise _no_rows("train", rows.count())
+        fitted_labels.append(fitted_label)
+    return Labels(labels=tuple(fitted_labels))
 
 
 def same_label(fitted: FittedLabel, label: Label) -> bool:
@@ -254,7 +253,8 @@ def _no_rows(part: str, unlabelled: int) -> DataError:
     return DataError(f"split leaves no clean row to {part}: give {part} more, or wait for data")
 
 
-def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
+def _fit_number(rows: DataFrame, name: str, label: Label) -> FittedLabel | None:
+    """The label's mean and deviation; None where there are no rows."""
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name)).cast("double")
@@ -262,6 +262,8 @@ def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
         F.count("*").alias("rows"), F.avg(column).alias("mean"), F.stddev_pop(column).alias("deviation")
     ).first()
     assert summary is not None
+    if not summary["rows"]:
+        return None
     if not math.isfinite(summary["mean"]) or not math.isfinite(summary["deviation"]):
         raise DataError(
             f"label {name!r} is NaN, infinite or too large in some of {summary['rows']} training rows: refuse them in "
@@ -271,10 +273,12 @@ def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
         raise DataError(
             f"label {name!r} is {summary['mean']:g} in all {summary['rows']} training rows: there is nothing to learn"
         )
-    return FittedLabel(name=name, type="regression", mean=summary["mean"], deviation=summary["deviation"])
+    mean, deviation = summary["mean"], summary["deviation"]
+    return FittedLabel(name=name, type="regression", mean=mean, deviation=deviation, levels=label.quantiles)
 
 
-def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel:
+def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel | None:
+    """The label's classes; None where there are no rows."""
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
@@ -287,6 +291,8 @@ def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel:
         )
     total = sum(row["count"] for row in value_counts)
     values = [row["value"] for row in value_counts]
+    if not values:
+        return None
     if len(values) < 2:
         raise DataError(f"label {name!r} is {values[0]!r} in all {total} training rows: there is nothing to learn")
     if label.type == "binary":
