@@ -56,8 +56,10 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
         # This encoder would make nested tensors for layers on torch's fast path, which split ones never take.
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
+    layers = (SplitColumn, SplitRow, SplitQkv, SplitAttention)  # whose gradients lie as their parameters do
+    of_layers = {p for m in model.modules() if isinstance(m, layers) for p in m.parameters(recurse=False)}
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter not in of_layers:
             placements = parameter.placements if isinstance(parameter, DTensor) else None
             parameter.register_hook(functools.partial(_laid_out, placements))  # type: ignore[no-untyped-call]
     columns = [

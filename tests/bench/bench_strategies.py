@@ -40,7 +40,7 @@ from sparkdl.world import World
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WIDTH, BLOCKS, ROWS = 256, 8, 256
-STEPS, SKIPPED, ROUNDS = 8, 2, 5
+STEPS, SKIPPED, ROUNDS, MEMORY_ROUNDS = 8, 2, 15, 3
 MICRO_BATCHES = 8
 
 
@@ -251,13 +251,13 @@ def alone():
 # --- in turns -----------------------------------------------------------------------------------------------------
 
 
-def on_a_rank(strategy, world):
+def on_a_rank(strategy, rounds, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch" if world.size > 1 else "solo")
     peer = PEERS[strategy] if world.size > 1 else alone
     turns = {"ours": partial(ours, strategy, collective), "theirs": peer}
     results = {name: [] for name in turns}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for name in list(turns)[:: 1 if number % 2 else -1]:
             collective.barrier()
             result = turns[name]()
@@ -267,19 +267,25 @@ def on_a_rank(strategy, world):
     return results
 
 
-def measure(strategy, size):
+def on_ranks(strategy, rounds, size):
     from rank_pool import Ranks
 
-    # Fresh processes, whose allocator gives back what is freed.
-    with patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}):
-        pool = Ranks()
-        try:
-            ranks = pool.run_at_store([], partial(on_a_rank, strategy), size, seconds=1800.0)
-        finally:
-            pool.end()
+    pool = Ranks()  # fresh processes
+    try:
+        ranks = pool.run_at_store([], partial(on_a_rank, strategy, rounds), size, seconds=1800.0)
+    finally:
+        pool.end()
     for value in ranks:
         if isinstance(value, BaseException):
             raise value
+    return ranks
+
+
+def measure(strategy, size):
+    ranks = on_ranks(strategy, ROUNDS, size)
+    # Memory is told by an allocator that gives back what is freed, and pays for it with time: in runs of their own.
+    with patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}):
+        in_memory = on_ranks(strategy, MEMORY_ROUNDS, size)
     line = {"workload": "strategies", "strategy": strategy, "ranks": size}
     seconds = {
         name: [max(rank[name][i][0] for rank in ranks) / (STEPS - SKIPPED) for i in range(ROUNDS)]
@@ -294,12 +300,10 @@ def measure(strategy, size):
     line["processor_spread"] = [round(min(processor), 3), round(max(processor), 3)]
     line["ratio_of_minima"] = round(min(seconds["ours"]) / min(seconds["theirs"]), 3)
     for name, taken in seconds.items():
-        each = [[rank[name][i] for rank in ranks] for i in range(ROUNDS)]
         line[f"{name}_rows_per_second"] = round(ROWS / statistics.median(taken))
-        line[f"{name}_sent_bytes_per_step"] = round(max(rank[2] for rank in each[-1]))
-        line[f"{name}_resident_mib"] = round(
-            statistics.median(max(rank[3] for rank in of_ranks) for of_ranks in each) / 2**20, 1
-        )
+        line[f"{name}_sent_bytes_per_step"] = round(max(rank[name][-1][2] for rank in ranks))
+        most = [max(rank[name][i][3] for rank in in_memory) for i in range(MEMORY_ROUNDS)]
+        line[f"{name}_resident_mib"] = round(statistics.median(most) / 2**20, 1)
     line["git"] = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return line | {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
 
