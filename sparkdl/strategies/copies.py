@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ __all__ = ["CopiesAverage"]
 class CopiesAverage:
     """Averages the gradients of parameters over the ranks that hold copies of them.
 
-    A parameter may be a DTensor: the gradient of this rank's part of it goes over to the part, a plain tensor.
+    A parameter may be a DTensor: the gradient of this rank's part of it goes over to the part, a plain tensor, where
+    the backward pass did not give it to the part.
 
     As ``collective.gradients.reducer`` does for a model that is whole on every rank: a bucket leaves once its last
     gradient is there, buckets leave in one order on all ranks, and what a backward pass did not reach leaves at the
@@ -58,11 +60,13 @@ class CopiesAverage:
         fresh.reverse()  # a backward pass reaches the last layers first
         most = bucket_bytes(sum(part.nbytes for part in fresh), self._size)
         for bucket in plan_buckets(fresh, [], cap_bytes=most):
-            parameters = [self._parameter_of[part] for part in bucket.params]
-            self._bucket_of |= dict.fromkeys(parameters, len(self._buckets))
+            for part in bucket.params:
+                parameter = self._parameter_of[part]
+                self._bucket_of[parameter] = len(self._buckets)
+                call = partial(self._on_gradient, parameter)
+                self._handles += [_hook(taker, call) for taker in {part: None, parameter: None}]
             self._buckets.append(bucket)
             self._missing.append({})
-            self._handles += [_hook(parameter, self._on_gradient) for parameter in parameters]
 
     def begin(self, passes: int = 1) -> None:
         """Let gradients leave in the backward passes that follow: each once it was added to so many times."""
@@ -91,7 +95,7 @@ class CopiesAverage:
         self._handles.clear()
 
     @torch.no_grad()
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+    def _on_gradient(self, parameter: torch.nn.Parameter, _: torch.nn.Parameter) -> None:
         if not self._is_sending:
             return
         missing = self._missing[self._bucket_of[parameter]]
@@ -110,9 +114,8 @@ class CopiesAverage:
         bucket = self._buckets[len(self._launched)]
         for part in bucket.params:
             parameter: Any = self._parameter_of[part]
-            if part is not parameter:
-                part.grad = None if parameter.grad is None else parameter.grad.to_local()
-                parameter.grad = None
+            if part is not parameter and parameter.grad is not None:
+                part.grad, parameter.grad = parameter.grad.to_local(), None
         bucket.fill()
         with self._guard("averaging gradients"):
             self._launched.append(dist.all_reduce(bucket.flat, dist.ReduceOp.AVG, self._group, async_op=True))

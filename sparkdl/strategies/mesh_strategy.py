@@ -238,6 +238,8 @@ class MeshStrategy(Strategy):
                 part = parameter
                 if hasattr(parameter, "placements"):
                     part = torch.nn.Parameter(_local(parameter), parameter.requires_grad)
+                    if self.mesh.shard == 1:  # else what lies here changes from gathering to gathering
+                        tensor.keep_part(parameter, part)
                 self._parameter_of[part] = parameter
                 if part is parameter or not self._steps_parts:
                     continue
