@@ -249,6 +249,9 @@ class Strategy(ABC):
         """Return the outputs of this rank's rows and what their losses add up to; None where there is no row."""
         return objective.evaluate(self.model, batch) if batch.rows else None
 
+    def end_evaluation(self) -> None:  # noqa: B027 - most have nothing to do
+        """Called behind the last batch of a validation, before callbacks look at the model."""
+
     def plain_state(self) -> Mapping[str, Any]:
         """The state of the plain model, of which names and shapes alone count."""
         return self.model.state_dict()

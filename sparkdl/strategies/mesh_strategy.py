@@ -29,7 +29,7 @@ from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
-from sparkdl.strategies.sharded import blocks_of, recomputable, shard
+from sparkdl.strategies.sharded import blocks_of, recomputable, shard, ungather
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
 
@@ -379,6 +379,11 @@ class MeshStrategy(Strategy):
             with self._standing_in(), self._computing():
                 objective.forward_without_rows(self.model, batch)
         return None
+
+    def end_evaluation(self) -> None:
+        """Let go of what ``keep_parameters`` left gathered: callbacks that freeze or thaw a layer mean the parts."""
+        if self.mesh.keep_parameters:
+            ungather(self.model)
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers; those of a stage, of its first rank."""

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sparkdl.compat.view_outputs import copy_views
 from sparkdl.nn.mixture import mixtures
 
-__all__ = ["blocks_of", "recomputable", "shard"]
+__all__ = ["blocks_of", "recomputable", "shard", "ungather"]
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -81,3 +81,12 @@ def shard(
     for module in modules:
         if module not in dealt:
             fully_shard(module, mesh=mesh, **options)
+
+
+def ungather(model: torch.nn.Module) -> None:
+    """Let the parameters of ``model`` be the parts that this rank has, wherever a forward pass left them gathered."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -420,6 +420,7 @@ class _Trainer:
                 self.reporter.validation_done(done, steps)
                 if done == steps:
                     break
+        strategy.end_evaluation()
         columns = self.loss.losses(self._sum_of_rows(sums)) | metrics.compute(self.collective, run.world.size)
         columns = {f"val_{name}": value for name, value in columns.items()}
         end_epoch(source)

@@ -14,6 +14,7 @@ from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.nn import MixtureOfExperts
 from sparkdl.strategies.base import open_strategy
+from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
@@ -59,7 +60,7 @@ STRATEGIES = {
     ],
 }
 SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
-FEW = ("clipped", "weights", "best")  # of more than two ranks, on two processors
+FEW = ("clipped", "weights", "best", "thawed")  # of more than two ranks, on two processors
 EVERY = [
     pytest.param(
         size, strategy, marks=[pytest.mark.slow] if size > 2 or strategy in SLOW else [], id=f"{size}-{strategy}"
@@ -120,6 +121,18 @@ class NormalisedSteps(torch.optim.Optimizer):
                     parameter.sub_(parameter.grad / (parameter.grad.norm() + 0.1) * group["lr"])
 
 
+class Thaw(Callback):
+    """Train a block from the second epoch on."""
+
+    def on_epoch_end(self, run, metrics):
+        run.model[2].requires_grad_(True)
+
+
+def frozen(net):
+    net[2].requires_grad_(False)
+    return net
+
+
 def rate_by_epoch(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
@@ -141,6 +154,7 @@ CASES = {
     "momentum": ({"optimizer": functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)}, {}),
     "norms": ({"optimizer": NormalisedSteps}, {}),
     "instances": ({"instances": True}, {"max_grad_norm": 0.3}),
+    "thawed": ({"frozen": True}, {"max_grad_norm": 0.3}),
     "schedule": ({"scheduler": rate_by_epoch}, {"scale_lr": False}),
     "best": ({"metrics": {"mae": torch.nn.L1Loss()}}, {"restore_best": True, "early_stopping_patience": 2}),
     "single precision": ({}, {"max_grad_norm": 0.3}),
@@ -172,6 +186,10 @@ def trained(strategy, world, collective, case, folder=None, epochs=2, of="", **e
             parameter.grad = torch.ones_like(parameter)
         task["optimizer"].step()
         parts = {}
+    callbacks = []
+    if parts.get("frozen"):
+        make_model, parts, callbacks = task["model"], {}, [Thaw()]
+        task["model"] = lambda: frozen(make_model())
     result = fit(
         Task(**(task | {"labels": ["y"]} | parts)),
         TensorSource(data(dtype), global_batch_rows=17, world=reader),
@@ -179,6 +197,7 @@ def trained(strategy, world, collective, case, folder=None, epochs=2, of="", **e
         collective=collective,
         config=config,
         checkpoints=Checkpointer(CheckpointConfig(uri=str(folder), every_steps=4)) if folder else None,
+        callbacks=callbacks,
         strategy=opened,
     )
     collective.barrier()
