@@ -69,9 +69,12 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     layers = (SplitColumn, SplitRow, SplitQkv, SplitAttention)  # whose gradients lie as their parameters do
     of_layers = {p for m in model.modules() if isinstance(m, layers) for p in m.parameters(recurse=False)}
     for parameter in model.parameters():
-        if parameter.requires_grad and parameter not in of_layers:
+        if parameter.is_floating_point() and parameter not in of_layers:
             placements = parameter.placements if isinstance(parameter, DTensor) else None
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # for the hook alone: what is frozen now may be thawed
             parameter.register_hook(functools.partial(_laid_out, placements))  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(is_trained)
     columns = [
         name
         for name, how in plan.items()

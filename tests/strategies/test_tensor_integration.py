@@ -295,6 +295,32 @@ def leaving(mesh):
     return "nothing"
 
 
+class Scaled(nn.Module):
+    """A scale between a column and a row, which begins frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.rand(8), requires_grad=False)
+
+    def forward(self, x):
+        return self.fc2(self.fc1(x) * self.scale)
+
+
+def thawed(mesh):
+    """The gradient of a whole parameter that is trained only after the layers around it were split."""
+    torch.manual_seed(8)
+    net = Scaled()
+    if mesh is not None:
+        split(net, mesh, {"fc1": "column", "fc2": "row"})
+    with computing():
+        net(torch.ones(4, 6)).sum().backward()
+    frozen, net.scale.requires_grad = net.scale.grad, True
+    with computing():
+        net(torch.ones(4, 6)).sum().backward()
+    return frozen, net.scale.grad
+
+
 def on_a_rank(world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
@@ -311,7 +337,7 @@ def on_a_rank(world):
         for case in CASES
         if (case in ON_FOUR_RANKS and case != "nano, viewed") or (world.size == 2 and "gpt" in case)
     }
-    found["autocast"], found["leaving"] = autocast(mesh), leaving(mesh)
+    found["autocast"], found["leaving"], found["thawed"] = autocast(mesh), leaving(mesh), thawed(mesh)
     net = Encoder()
     split(net, mesh, find_plan(net, world.size))
     found["local"] = {name: tuple(getattr(p, "to_local", lambda p=p: p)().shape) for name, p in net.named_parameters()}
@@ -386,6 +412,16 @@ def test_autocast_gives_the_losses_of_whole_layers(together):
     for rank in together[1]:
         whole_losses, split_losses = rank["autocast"]
         assert split_losses == pytest.approx(whole_losses, rel=0.02)
+
+
+def test_a_parameter_that_was_frozen_when_layers_were_split_gets_its_whole_gradient(together):
+    frozen, gradient = thawed(None)
+    assert frozen is None
+    for rank in together[1]:
+        frozen, of_rank = rank["thawed"]
+        assert frozen is None
+        assert type(of_rank) is torch.Tensor
+        torch.testing.assert_close(of_rank, gradient)
 
 
 def test_a_part_that_leaves_the_model_is_refused(together):
