@@ -122,10 +122,11 @@ class NormalisedSteps(torch.optim.Optimizer):
 
 
 class Thaw(Callback):
-    """Train a block from the second epoch on."""
+    """Train a block from the second epoch on, and another one no more."""
 
     def on_epoch_end(self, run, metrics):
         run.model[2].requires_grad_(True)
+        run.model[1].requires_grad_(False)
 
 
 def frozen(net):
