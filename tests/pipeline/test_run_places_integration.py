@@ -151,9 +151,7 @@ def test_workers_whose_python_lacks_sparkdl_are_named_before_the_source_is_read(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_hdfs_serves_as_a_disk_does_and_a_plain_path_that_would_change_its_meaning_is_refused(
-    hadoop, hdfs, tmp_path, rows
-):
+def test_hdfs_serves_as_a_disk_does_and_a_plain_path_lies_there_for_python_as_for_spark(hadoop, hdfs, tmp_path, rows):
     def sparkdl(root, *words):
         (tmp_path / "shop.yaml").write_text(FILE.format(root=root, rows=rows) + 'spark: {master: "local[2]"}\n')
         environment = {**os.environ, "HADOOP_CONF_DIR": str(hadoop), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -168,9 +166,11 @@ def test_hdfs_serves_as_a_disk_does_and_a_plain_path_that_would_change_its_meani
         ]
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    refused = sparkdl(f"{tmp_path}/here", "run")
-    assert refused.returncode == 1, refused.stderr
-    assert f"root={tmp_path}/here lies in {hdfs}" in refused.stderr
+    plain = sparkdl(f"{tmp_path}/here", "run")
+    assert plain.returncode == 0, plain.stderr
+    kept = {entry.name for entry in Storage.of(f"{hdfs}{tmp_path}/here/shop").list()}
+    assert kept == {"tables", "shards", "registry", "runs"}
+    assert not (tmp_path / "here").exists()
     first = sparkdl(f"{hdfs}/journey", "run")
     assert first.returncode == 0, first.stderr
     kept = {entry.name for entry in Storage.of(f"{hdfs}/journey/shop").list()}

@@ -72,8 +72,7 @@ def main(root):
     fitted = estimator.fit(rows)
     found["checkpoints"] = len(Storage.of(f"{root}/store/runs/first/checkpoints").list())
     fitted.save(f"{root}/saved")
-    version = fitted.publish(f"{root}/registry", "net").version
-    ModelRegistry(f"{root}/registry").set_alias("net", "champion", version, expected=None)
+    fitted.publish(f"{root}/registry", "net")
     model = load_model("net@champion", registry=f"{root}/registry")
     scored = model.transform(rows)
     scored.explain(True)

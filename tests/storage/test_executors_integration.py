@@ -92,7 +92,7 @@ def test_a_folder_that_executors_do_not_share_is_refused_before_a_row_is_compute
     for said in refused.values():
         assert re.search(rf"executor on \S+ has another disk at {own}/\S+ than the driver: give a folder that", said)
         assert "\n" not in said
-    assert re.match(r"store: .*; checkpoints: .*; logs: ", refused["fit"])
+    assert re.match(r"checkpoints: .*; logs: .*; store: ", refused["fit"])
     assert os.listdir(own) == []
 
 
