@@ -238,7 +238,7 @@ class MeshStrategy(Strategy):
                 part = parameter
                 if hasattr(parameter, "placements"):
                     part = torch.nn.Parameter(_local(parameter), parameter.requires_grad)
-                    if self.mesh.shard == 1:  # else what lies here changes from gathering to gathering
+                    if self.mesh.shard == 1:  # else layers compute with what is gathered of it
                         tensor.keep_part(parameter, part)
                 self._parameter_of[part] = parameter
                 if part is parameter or not self._steps_parts:

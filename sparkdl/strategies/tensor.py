@@ -13,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.overrides import TorchFunctionMode
@@ -67,9 +67,14 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
     layers = (SplitColumn, SplitRow, SplitQkv, SplitAttention)  # whose gradients lie as their parameters do
-    of_layers = {p for m in model.modules() if isinstance(m, layers) for p in m.parameters(recurse=False)}
+    of_layers = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, layers)
+        for parameter in module.parameters(recurse=False)
+    }
     for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter not in of_layers:
+        if (parameter.is_floating_point() or parameter.is_complex()) and parameter not in of_layers:
             placements = parameter.placements if isinstance(parameter, DTensor) else None
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # for the hook alone: what is frozen now may be thawed
@@ -137,14 +142,16 @@ def bytes_per_step(model: nn.Module, plan: Mapping[str, str], size: int, rows: i
 
 
 def _split_linear(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
-    column = how == COLUMN
-    module.__class__ = SplitColumn if column else SplitRow
-    placements = {"weight": Shard(0 if column else 1), "bias": Shard(0) if column else Replicate()}
-    for name, placement in placements.items():
-        whole = getattr(module, name)
-        if whole is not None:
-            part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
+    module.__class__ = SplitColumn if how == COLUMN else SplitRow
+    _register_part(module, "weight", module.weight, mesh, Shard(0 if how == COLUMN else 1))
+    _register_part(module, "bias", module.bias, mesh, Shard(0) if how == COLUMN else Replicate())
+
+
+def _register_part(module: nn.Module, name: str, values: Any, mesh: DeviceMesh, placement: Placement) -> None:
+    """Put this rank's part of ``values`` in the place of the parameter ``name``; None of ``values`` stays None."""
+    if values is not None:
+        part = distribute_tensor(values.detach(), mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(part, getattr(module, name).requires_grad))
 
 
 def _split_embedding(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
@@ -159,11 +166,9 @@ def _split_embedding(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
 def _split_packed(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
     """Give each rank its features of query, of key and of value."""
     for name in names:
-        whole = getattr(module, name)
-        if whole is not None:
-            packed = whole.detach().reshape(3, -1, *whole.shape[1:])
-            part = distribute_tensor(packed, mesh, [Shard(1)], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
+        packed = getattr(module, name)
+        if packed is not None:
+            _register_part(module, name, packed.reshape(3, -1, *packed.shape[1:]), mesh, Shard(1))
 
 
 def _split_attention(module: nn.Module, mesh: DeviceMesh) -> None:
