@@ -221,7 +221,7 @@ def test_the_inner_rooms_of_a_room_import_one_way(large):
 
 
 PIPELINE_ORDER = (
-    *("spec", "recipe", "windows", "code", "file", "functions", "schema", "trials", "session"),
+    *("spec", "windows", "code", "file", "functions", "schema", "trials", "recipe", "session"),
     *("sources", "rows", "judging", "state", "work", "steps"),
     *("init", "analysis", "check", "notify", "report", "ending", "run"),
     *("amounts", "plan", "status", "summary", "pipeline", "__init__"),

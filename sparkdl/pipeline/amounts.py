@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkdl.pipeline.recipe import with_recipe
+from sparkdl.pipeline.recipe import accuracy_column, with_recipe
 from sparkdl.pipeline.rows.parts import Part, Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
@@ -170,7 +170,8 @@ def _trainings(spec: PipelineSpec, rows: int) -> Iterator[Train]:
     """The settings of each training on so many rows."""
     for settings in trials_of(spec):
         train = with_settings(spec, settings).train
-        yield with_recipe(train, rows, len(spec.features), default_network=spec.model.factory is None)
+        default_network, accuracy = spec.model.factory is None, accuracy_column(spec)
+        yield with_recipe(train, rows, len(spec.features), default_network=default_network, accuracy=accuracy)
 
 
 def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:

@@ -1,5 +1,8 @@
 """How long and how fast a model learns where the section ``train`` does not say: by the number of training rows.
 
+Where several classes are judged by their accuracy, the epoch with the best one is kept, and labels are smoothed: the
+accuracy goes on rising, when the loss of a few sure mistakes has begun to rise, too.
+
 The rules stand in words in ``RULES``; docs/quality.md says how they were chosen.
 """
 
@@ -10,20 +13,32 @@ from typing import Any
 
 import msgspec
 
-from sparkdl.pipeline.spec import Train
+from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.spec.training import RULES
+from sparkdl.pipeline.trials import chosen_by, compared_by
 
-__all__ = ["recipe_of", "with_recipe"]
+__all__ = ["accuracy_column", "calibrates", "recipe_of", "smoothing_of", "with_recipe"]
 
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 10, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
+_MOST_EPOCHS_OF_CLASSES = 40
+"""Of several classes, judged by their accuracy: storms took 40 epochs to LightGBM's error, and numbers lose by them."""
+_SMOOTHING = 0.1
 _LEAST_READ, _LEAST_STEPS, _MOST_EPOCHS_OF_FEW = 100_000, 600, 60
 """Rows that a training of few rows reads, and steps that it takes, in no more epochs than these."""
 _FEW_ROWS, _FEW_VALUES = 50_000, 2_000_000
 """Training rows, and rows by features, of which two ranks would spend their time on waiting for each other."""
 
 
-def with_recipe(train: Train, rows: int, features: int, *, default_network: bool, slots: int | None = None) -> Train:
+def with_recipe(
+    train: Train,
+    rows: int,
+    features: int,
+    *,
+    default_network: bool,
+    accuracy: str | None = None,
+    slots: int | None = None,
+) -> Train:
     """Fill in what ``train`` leaves out.
 
     The batch is divided among the ranks, so that a training comes to the same on one as on many.
@@ -33,6 +48,7 @@ def with_recipe(train: Train, rows: int, features: int, *, default_network: bool
         rows: that train.
         features: how many the model has.
         default_network: whether sparkdl's own network is trained.
+        accuracy: see ``accuracy_column``.
         slots: of the cluster; None, where nobody has asked it, leaves ``num_proc`` open where all of them would be
             taken, and the batch whole.
     """
@@ -42,7 +58,8 @@ def with_recipe(train: Train, rows: int, features: int, *, default_network: bool
     whole_batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
     batch = train.batch_size or max(1, round(whole_batch / (ranks or 1)))
     steps = train.train_steps_per_epoch or max(1, math.ceil(rows / (batch * (ranks or 1))))
-    by_rows = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
+    most_epochs = _MOST_EPOCHS if accuracy is None else _MOST_EPOCHS_OF_CLASSES
+    by_rows = min(most_epochs, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
     of_few = min(_MOST_EPOCHS_OF_FEW, math.ceil(max(_LEAST_READ / max(1, rows), _LEAST_STEPS / steps)))
     epochs = train.epochs or max(by_rows, of_few)
     filled = {
@@ -53,10 +70,35 @@ def with_recipe(train: Train, rows: int, features: int, *, default_network: bool
         "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
         "decay": "cosine",
         "early_stopping_patience": max(8, epochs // 3),
+        "monitor": accuracy,
     }
     return msgspec.structs.replace(
         train, **{name: value for name, value in filled.items() if getattr(train, name) is None}
     )
+
+
+def accuracy_column(spec: PipelineSpec) -> str | None:
+    """The column of an epoch with the accuracy of several classes, where that judges the model; None elsewhere."""
+    name = spec.publish.label or next(iter(spec.label))
+    label = spec.label[name]
+    if label.type != "multiclass" or label.loss not in (None, "log_loss") or compared_by(spec) != "accuracy":
+        return None
+    return chosen_by(spec)
+
+
+def smoothing_of(spec: PipelineSpec, name: str) -> float:
+    """The share of a row's label that is spread over all classes while the label of that name is learned."""
+    label = spec.label[name]
+    if label.smoothing is not None:
+        return label.smoothing
+    judged = name == (spec.publish.label or next(iter(spec.label)))
+    return _SMOOTHING if judged and accuracy_column(spec) is not None else 0.0
+
+
+def calibrates(spec: PipelineSpec, name: str) -> bool:
+    """Whether the probabilities of the label of that name are calibrated: where labels are smoothed they need it."""
+    chosen = spec.label[name].calibrate
+    return chosen == "temperature" or (chosen is None and smoothing_of(spec, name) > 0)
 
 
 def recipe_of(train: Train, filled: Train) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.pipeline.recipe import recipe_of, with_recipe
+from sparkdl.pipeline.pipeline import Pipeline
+from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, smoothing_of, with_recipe
 from sparkdl.pipeline.spec import Train
 from sparkdl.pipeline.spec.training import RULES
 
@@ -25,6 +26,13 @@ def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs
     filled = with_recipe(Train(), rows, 10, default_network=True, slots=1)
     assert (filled.epochs, filled.batch_size) == (epochs, batch)
     assert filled.warmup_steps < epochs * -(-rows // batch)
+    assert recipe_of(Train(), filled).keys() == RULES.keys() - {"monitor"}
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(1_200, 60), (8_000, 40), (20_000, 30), (50_000, 12)])
+def test_several_classes_that_accuracy_judges_are_read_more_often_and_the_best_epoch_is_its(rows, epochs):
+    filled = with_recipe(Train(), rows, 10, default_network=True, accuracy="val_accuracy", slots=1)
+    assert (filled.epochs, filled.monitor) == (epochs, "val_accuracy")
     assert recipe_of(Train(), filled).keys() == RULES.keys()
 
 
@@ -58,3 +66,38 @@ def test_the_rate_is_the_default_networks_anothers_or_an_optimizers_own():
         for optimizer, default_network in (("adamw", True), ("sgd", False), ("mine:optimizer", True))
     ]
     assert rates == [0.005, 0.001, None]
+
+
+FILE = """
+name: classes
+source: {{kind: parquet, path: rows}}
+features: {{x: number}}
+label: {label}
+split: {{by: hash, train: 0.7, validate: 0.2, score: 0.1}}
+publish: {publish}
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "publish", "column", "smoothing", "calibrated"),
+    [
+        ("{kind: multiclass}", "{name: a}", "val_accuracy", 0.1, True),
+        ("{kind: {type: multiclass, loss: log_loss}}", "{name: a}", "val_accuracy", 0.1, True),
+        ("{kind: {type: multiclass, smoothing: 0}}", "{name: a}", "val_accuracy", 0.0, False),
+        ("{kind: {type: multiclass, calibrate: none}}", "{name: a}", "val_accuracy", 0.1, False),
+        ("{kind: {type: multiclass, smoothing: 0.2}}", "{name: a, metric: log_loss}", None, 0.2, True),
+        ("{kind: multiclass}", "{name: a, metric: log_loss}", None, 0.0, False),
+        ("{kind: {type: multiclass, loss: 'operator:sub'}}", "{name: a}", None, 0.0, False),
+        ("{kind: binary}", "{name: a}", None, 0.0, False),
+        ("{kind: {type: binary, calibrate: temperature}}", "{name: a}", None, 0.0, True),
+        ("{kind: regression}", "{name: a}", None, 0.0, False),
+        ("{kind: multiclass, size: regression}", "{name: a, label: kind}", None, 0.0, False),
+    ],
+)
+def test_labels_are_smoothed_and_probabilities_calibrated_where_accuracy_judges_several_classes(
+    tmp_path, label, publish, column, smoothing, calibrated
+):
+    (tmp_path / "p.yaml").write_text(FILE.format(label=label, publish=publish))
+    spec = Pipeline.load(str(tmp_path / "p.yaml")).spec
+    assert accuracy_column(spec) == column
+    assert (smoothing_of(spec, "kind"), calibrates(spec, "kind")) == (smoothing, calibrated)

@@ -174,7 +174,8 @@ def _train(draft: Draft) -> list[str]:
     """What a training follows from the number of rows as comments; the file says no more than its network needs."""
     rows, left_out = draft.plan.train_rows, Train()
     features = sum(bool(choice.options) for choice in draft.choices)
-    recipe = recipe_of(left_out, with_recipe(left_out, rows, features, default_network=True))
+    accuracy = "val_accuracy" if draft.label.type == "multiclass" else None
+    recipe = recipe_of(left_out, with_recipe(left_out, rows, features, default_network=True, accuracy=accuracy))
     lines = ["train:"] if draft.with_model else []
     if draft.with_model:
         for name in ("learning_rate", "num_proc"):

@@ -133,13 +133,20 @@ class Label(Section, frozen=True, kw_only=True):
             "0.5 is the prediction."
         ),
     ] = ()
+    smoothing: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | None,
+        Meta(
+            description="Of several classes: the share of a training row's label that is spread over all of them, by "
+            "which accuracy gains and probabilities lose. Left out: 0.1 where accuracy judges, else 0."
+        ),
+    ] = None
     calibrate: Annotated[
-        Literal["none", "temperature"],
+        Literal["none", "temperature"] | None,
         Meta(
             description="Of classes: temperature divides the logits by the number that makes the probabilities of the "
-            "validation rows most likely (Guo et al. 2017)."
+            "validation rows most likely (Guo et al. 2017). Left out: temperature where labels are smoothed, else none."
         ),
-    ] = "none"
+    ] = None
 
     @property
     def quantiles(self) -> tuple[float, ...]:
@@ -158,7 +165,15 @@ class Label(Section, frozen=True, kw_only=True):
             yield "levels", f"={list(self.levels)} do not ascend: give each level once, the lowest first"
         elif len({quantile_column(level) for level in self.levels}) < len(self.levels):
             yield "levels", f"={list(self.levels)} are too near to each other to have columns of their own: round them"
-        if self.calibrate != "none":
+        if self.smoothing:
+            if self.type != "multiclass":
+                yield (
+                    "smoothing",
+                    f"={self.smoothing} is for several classes, and type is {self.type!r}: leave it out",
+                )
+            elif self.loss not in (None, "log_loss"):
+                yield "smoothing", f"={self.smoothing} is for log_loss, and loss is {self.loss!r}: leave one out"
+        if self.calibrate == "temperature":
             if self.type not in ("binary", "multiclass"):
                 yield (
                     "calibrate",

@@ -19,12 +19,14 @@ __all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "RULES", "Model", "R
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
 RULES = {
-    "epochs": "so many that 600,000 rows are read, from 10 to 16; of few up to 60, until 100,000 are read in 600 steps",
+    "epochs": "so many that 600,000 rows are read, from 10 to 16, or to 40 of several classes judged by accuracy; of "
+    "few up to 60, until 100,000 are read in 600 steps",
     "batch_size": "16 to 512 by all ranks together: a 40th of few training rows, 64 of some thousand, a 128th of many",
     "learning_rate": "0.005 for the default network, 0.001 for another",
     "warmup_steps": "a twentieth of all steps, 200 at most",
     "decay": "cosine, to 0 at the last step",
     "early_stopping_patience": "a third of the epochs, 8 at least",
+    "monitor": "val_accuracy of several classes that are judged by accuracy, else val_loss",
     "num_proc": "1 for the default network on fewer than 50,000 training rows and 2 million values, if strategy, "
     "min_num_proc and gradient_compression are left out, too; else all slots",
 }
@@ -115,7 +117,7 @@ class Train(Section, frozen=True, kw_only=True):
             "keeps the last epoch's.",
         ),
     ] = None
-    monitor: Annotated[str | None, _of("monitor")] = _default("monitor")
+    monitor: Annotated[str | None, _by_rule("monitor")] = None
     metrics: Annotated[tuple[str, ...], _of("metrics")] = ()
     compile: Annotated[bool | str, _of("compile")] = _default("compile")
     num_proc: Annotated[int | None, _by_rule("num_proc", "Number of ranks.")] = None

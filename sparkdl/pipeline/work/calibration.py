@@ -18,6 +18,7 @@ from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.metrics.rows import Floats
 from sparkdl.models.folder import Adjustment
 from sparkdl.models.signature import Signature
+from sparkdl.pipeline.recipe import calibrates
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.work.evaluate import numbers
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
@@ -43,7 +44,7 @@ def adjustments_of(model: TorchModel, spec: PipelineSpec, labels: Labels, valida
         labels: of its outputs, in order.
         validate: address of the validation shards.
     """
-    calibrated = [label for label in labels if spec.label[label.name].calibrate == "temperature"]
+    calibrated = [label for label in labels if calibrates(spec, label.name)]
     temperatures = _temperatures(model, spec, labels, calibrated, validate) if calibrated else {}
     if not calibrated and not any(label.levels for label in labels):
         return ()

@@ -29,9 +29,10 @@ from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
 from sparkdl.nn import QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
-from sparkdl.pipeline.recipe import recipe_of, with_recipe
+from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, smoothing_of, with_recipe
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.trials import metrics_of_trials
 from sparkdl.pipeline.work.calibration import adjustments_of
 from sparkdl.pipeline.work.labels import Labels
 from sparkdl.pipeline.work.network import described, factory_of, make_network
@@ -84,6 +85,7 @@ def settings_of(spark: SparkSession, spec: PipelineSpec, prepared: Prepared) -> 
         prepared.train_rows,
         len(spec.features),
         default_network=spec.model.factory is None,
+        accuracy=accuracy_column(spec),
         slots=slots_of(spark),
     )
 
@@ -117,6 +119,8 @@ def train(
     description = described(features, labels, spec.label)
     settings = settings_of(spark, spec, prepared)
     parameters = settings.parameters()
+    if settings.monitor == accuracy_column(spec) is not None:
+        parameters["metrics"] = list(metrics_of_trials(spec))
     if look is not None:  # its learning rates are those of all epochs
         parameters["epochs"] = look.epochs
     estimator = TorchEstimator(
@@ -143,7 +147,7 @@ def train(
         ) from error
     if look is None:
         checkpoints_of(spec, key).delete(recursive=True)
-    calibrated = [adjustment for adjustment in adjustments if spec.label[adjustment.output].calibrate != "none"]
+    calibrated = [adjustment for adjustment in adjustments if calibrates(spec, adjustment.output)]
     temperatures = {adjustment.output: adjustment.temperature for adjustment in calibrated}
     return replace(
         _trained(model, settings, folder, content_hash),
@@ -268,4 +272,6 @@ def _loss(spec: PipelineSpec, name: str) -> Any:
         return QuantileLoss(label.quantiles)
     if label.type == "regression":
         return _LOSSES[label.loss or "mse"]()
-    return nn.BCEWithLogitsLoss() if label.type == "binary" else nn.CrossEntropyLoss()
+    if label.type == "binary":
+        return nn.BCEWithLogitsLoss()
+    return nn.CrossEntropyLoss(label_smoothing=smoothing_of(spec, name))
