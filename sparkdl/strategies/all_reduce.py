@@ -30,8 +30,8 @@ class AllReduce(Strategy):
         self.model = make_model()
         self.optimizer = make_optimizer(self.model)
         self.gradients = self._hooked_gradients()
-        how = self.config.compile
-        self.net = torch.compile(self.model, mode=None if how is True else how) if how else self.model
+        mode = self.config.compile
+        self.net = torch.compile(self.model, mode=None if mode is True else mode) if mode else self.model
         self.optimizer.zero_grad(set_to_none=True)
 
     def _hooked_gradients(self) -> GradientSync:

@@ -64,7 +64,9 @@ class CopiesAverage:
                 parameter = self._parameter_of[part]
                 self._bucket_of[parameter] = len(self._buckets)
                 call = partial(self._on_gradient, parameter)
-                self._handles += [_hook(taker, call) for taker in {part: None, parameter: None}]
+                for taker in {part: None, parameter: None}:
+                    handle = taker.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+                    self._handles.append(handle)
             self._buckets.append(bucket)
             self._missing.append({})
 
@@ -119,7 +121,3 @@ class CopiesAverage:
         bucket.fill()
         with self._guard("averaging gradients"):
             self._launched.append(dist.all_reduce(bucket.flat, dist.ReduceOp.AVG, self._group, async_op=True))
-
-
-def _hook(parameter: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]

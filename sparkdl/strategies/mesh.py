@@ -117,19 +117,19 @@ class Mesh:
             ConfigError: the sizes do not fill the ranks.
         """
         product = math.prod(getattr(self, dimension) or 1 for dimension in DIMENSIONS)
-        rest = [dimension for dimension in DIMENSIONS if getattr(self, dimension) is None]
-        if ranks % product or (not rest and product != ranks):
+        open_dimensions = [dimension for dimension in DIMENSIONS if getattr(self, dimension) is None]
+        if ranks % product or (not open_dimensions and product != ranks):
             sizes = " x ".join(
                 f"{dimension}={getattr(self, dimension)}"
                 for dimension in DIMENSIONS
                 if getattr(self, dimension) not in (1, None)
             )
-            fitting = f"a multiple of {product}" if rest else f"{product}"
+            fitting = f"a multiple of {product}" if open_dimensions else f"{product}"
             raise ConfigError(f"{ranks} ranks do not fill the mesh {sizes or 'of one rank'}: run {fitting} of them")
-        if not rest:
+        if not open_dimensions:
             return self
-        options = _OPTIONS.get(rest[0], {}) if ranks == product else {}
-        return replace(self, **{rest[0]: ranks // product}, **options)
+        options = _OPTIONS.get(open_dimensions[0], {}) if ranks == product else {}
+        return replace(self, **{open_dimensions[0]: ranks // product}, **options)
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes in the order of ``DIMENSIONS``; of a mesh that is filled."""

@@ -153,10 +153,19 @@ class MeshStrategy(Strategy):
         if mesh.pipeline != 1:
             stage = self._stage(model, call, plan)
             stages.release(model, stage)
-            plan = {name: how for name, how in plan.items() if _is_held(model.get_submodule(name))}
+            # Parameters of the other stages are meta tensors now.
+            plan = {
+                name: split_kind
+                for name, split_kind in plan.items()
+                if all(parameter.device.type != "meta" for parameter in model.get_submodule(name).parameters())
+            }
             # Blocks of the user's are not called as such any more: what the stage calls is gathered one by one.
             called = {node.target for node in stage.training.module.graph.nodes if node.op == "call_module"}
-            blocks = [model.get_submodule(name) for name in sorted(called) if _has_parameters(model, name)]
+            blocks = [
+                model.get_submodule(name)
+                for name in sorted(called)
+                if any(parameter.device.type != "meta" for parameter in model.get_submodule(name).parameters())
+            ]
             self._pipeline = Pipeline(
                 stage,
                 self._group(("pipeline",)),
@@ -359,7 +368,7 @@ class MeshStrategy(Strategy):
         for parameter in self.parameters():
             if parameter.grad is not None:
                 gradients.append(_local(parameter.grad))
-                copies = ranks_of_a_stage / _parts(self._parameter_of.get(parameter, parameter))
+                copies = ranks_of_a_stage / _part_count(self._parameter_of.get(parameter, parameter))
                 squares += torch.linalg.vector_norm(gradients[-1]).double().square() / copies
         norm = self.collective.all_reduce(squares, "sum").sqrt() if self.collective.world.size > 1 else squares.sqrt()
         if gradients:
@@ -669,14 +678,6 @@ def _move(optimizer: torch.optim.Optimizer, names: Mapping[int, str], model: tor
                 }
 
 
-def _is_held(module: torch.nn.Module) -> bool:
-    return all(parameter.device.type != "meta" for parameter in module.parameters())
-
-
-def _has_parameters(model: torch.nn.Module, name: str) -> bool:
-    return any(parameter.device.type != "meta" for parameter in model.get_submodule(name).parameters())
-
-
 def _on_meta(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of ``model`` whose tensors have shapes and no memory."""
     memo: dict[int, Any] = {}
@@ -743,16 +744,13 @@ def _laid_out(part: torch.Tensor, parameter: Any) -> torch.Tensor:
     return tensor
 
 
-def _parts(parameter: Any) -> int:
+def _part_count(parameter: Any) -> int:
     """Into how many parts a parameter is cut."""
+    mesh_shape = tuple(parameter.device_mesh.shape) if hasattr(parameter, "device_mesh") else ()
     parts = 1
-    for placement, size in zip(getattr(parameter, "placements", ()), _mesh_shape(parameter), strict=True):
+    for placement, size in zip(getattr(parameter, "placements", ()), mesh_shape, strict=True):
         parts *= 1 if placement.is_replicate() else size
     return parts
-
-
-def _mesh_shape(parameter: Any) -> tuple[int, ...]:
-    return tuple(parameter.device_mesh.shape) if hasattr(parameter, "device_mesh") else ()
 
 
 def _product(mesh: Mesh, dimensions: tuple[str, ...]) -> int:

@@ -132,13 +132,13 @@ class _Tracer(torch.fx.Tracer):
             result = forward()
         finally:
             changed = False
-            for part, before in attributes.items():
+            for part, earlier in attributes.items():
                 now = {name: value for name, value in vars(part).items() if not name.startswith("_tensor_constant")}
-                if any(name not in before or before[name] is not value for name, value in now.items()):
+                if any(name not in earlier or earlier[name] is not value for name, value in now.items()):
                     changed = True
-                    for name in now.keys() - before.keys():
+                    for name in now.keys() - earlier.keys():
                         del vars(part)[name]
-                    vars(part).update(before)
+                    vars(part).update(earlier)
             drawn = not torch.equal(generators[0], torch.get_rng_state()) or generators[1] != random.getstate()
             random.setstate(generators[1])
         if changed:
@@ -184,11 +184,11 @@ def mode_of(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
 @contextmanager
 def without_constants(model: torch.nn.Module) -> Iterator[None]:
     """Take off ``model`` the tensors that tracing puts there, which its forward made of nothing but numbers."""
-    before = set(vars(model))
+    names_before = set(vars(model))
     try:
         yield
     finally:
-        for name in set(vars(model)) - before:
+        for name in set(vars(model)) - names_before:
             delattr(model, name)
 
 

@@ -134,10 +134,11 @@ class ParameterServer(Strategy):
         if world.size > 1:
             weights = {numbered[number] for number in tables}
             shapes = ranks.all_gather_object({names[weight]: tuple(weight.shape) for weight in weights})
-            for rank, other in enumerate(shapes):
-                if other != shapes[0]:
+            for rank, rank_shapes in enumerate(shapes):
+                if rank_shapes != shapes[0]:
                     raise CheckpointError(
-                        f"rank 0 has the embeddings {shapes[0]} and rank {rank} {other}: build the same model on each"
+                        f"rank 0 has the embeddings {shapes[0]} and rank {rank} {rank_shapes}: build the same "
+                        "model on each"
                     )
             with torch.no_grad():
                 ranks.broadcast([*(p for p in names if p not in weights), *self.model.buffers()])
@@ -146,8 +147,8 @@ class ParameterServer(Strategy):
         # Which server holds what, and the one of this rank.
         groups = [number for number, group in enumerate(self._own.param_groups) for _ in group["params"]]
         self._parts = [
-            [_Part(number, groups[number], number in tables) for number in held]
-            for held in balanced([parameter.nbytes for parameter in numbered], set(tables), self.options.servers)
+            [_Part(number, groups[number], number in tables) for number in numbers]
+            for numbers in balanced([parameter.nbytes for parameter in numbered], set(tables), self.options.servers)
         ]
         self._places: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(numbered))}
         for server, parts in enumerate(self._parts):
@@ -190,8 +191,8 @@ class ParameterServer(Strategy):
         )
         self._own.state, self._own.param_groups = defaultdict(dict), []
         self.gradients = LocalGradients(self.model, self.optimizer, str(self.options))
-        how = self.config.compile
-        self.net = torch.compile(self.model, mode=None if how is True else how) if how else self.model
+        mode = self.config.compile
+        self.net = torch.compile(self.model, mode=None if mode is True else mode) if mode else self.model
         self.optimizer.zero_grad(set_to_none=True)
         self._connect()
 
@@ -328,8 +329,8 @@ class ParameterServer(Strategy):
         count, on_server = self.options.servers, rows.cpu()
         requests = {}
         for server, index in self._places[number]:
-            wanted = on_server[on_server % count == server] // count
-            requests[server] = Message({"op": "rows", "part": index}, [wanted])
+            rows_of_server = on_server[on_server % count == server] // count
+            requests[server] = Message({"op": "rows", "part": index}, [rows_of_server])
         answers = self._ask(requests)
         values = answers[0].tensors[0].new_empty((len(rows), self._tables[number].embedding_dim))
         for server, answer in answers.items():
@@ -401,10 +402,10 @@ class ParameterServer(Strategy):
                 clock, values = self._snapshots[server]
                 assert self._server is not None
                 cut = [(value.clone(), copy.deepcopy(state)) for value, state in values]
-                made = self._made_server(server, self.optimizer.param_groups, cut, self._server.clocks)
-                listener = host(made, self._address, self._secret)
+                restored_server = self._made_server(server, self.optimizer.param_groups, cut, self._server.clocks)
+                listener = host(restored_server, self._address, self._secret)
                 self._listeners.append(listener)
-                self._restored[server] = made, listener
+                self._restored[server] = restored_server, listener
                 self._say(
                     f"parameter server {server} is gone with its rank, and comes back on rank 0 as it was when that "
                     f"had pushed {clock} times: what was pushed to it since, {self._clock - clock} times, is lost"
@@ -414,19 +415,19 @@ class ParameterServer(Strategy):
     def _tell_gone(self, worker: int, why: str) -> None:
         if self._is_closed:
             return
-        how = ", averaging their own gradients," if self.options.staleness == 0 else ""
+        averaging = ", averaging their own gradients," if self.options.staleness == 0 else ""
         self._say(
-            f"rank {worker} is gone ({why}): the other {len(self._workers.alive)} go on{how} without the rows that it "
-            "would have read"
+            f"rank {worker} is gone ({why}): the other {len(self._workers.alive)} go on{averaging} without the rows "
+            "that it would have read"
         )
 
     def _say(self, message: str) -> None:
         observe.logger.warning(message)
         observe.emit("log", message=message)
 
-    def _gathered(self, mine: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _gathered(self, payload: torch.Tensor) -> dict[int, torch.Tensor]:
         self._exchanges += 1
-        answer = self._ask({0: Message({"op": "gather", "number": self._exchanges}, [mine])})[0]
+        answer = self._ask({0: Message({"op": "gather", "number": self._exchanges}, [payload])})[0]
         return dict(zip(answer.message["workers"], answer.tensors, strict=True))
 
     def close(self) -> None:
@@ -510,13 +511,13 @@ class ParameterServer(Strategy):
 
     def _pieces(self, number: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
         """Where a parameter lies, in pieces that travel: server, number of the part, and of a table some rows of it."""
-        shape, held = self._numbered[number].shape, self._numbered[number]
+        parameter, shape = self._numbered[number], self._numbered[number].shape
         for server, index in self._places[number]:
             if number not in self._tables:
                 yield server, index, None
                 continue
             count = len(range(server, shape[0], self.options.servers))
-            most = max(1, _PIECE_BYTES // (shape[1] * held.element_size()))
+            most = max(1, _PIECE_BYTES // (shape[1] * parameter.element_size()))
             for first in range(0, count, most):
                 yield server, index, (first, min(first + most, count))
 
@@ -527,9 +528,9 @@ class ParameterServer(Strategy):
             assert state is not None
             model, served = state["model"], {name for names in self._names.values() for name in names}
             with fitting("model"):
-                mine = self.model.state_dict()
-                names = [name for name in {**mine, **model} if name not in mine or name not in model]
-                names += [name for name in served if name in model and model[name].shape != mine[name].shape]
+                own_state = self.model.state_dict()
+                names = [name for name in {**own_state, **model} if name not in own_state or name not in model]
+                names += [name for name in served if name in model and model[name].shape != own_state[name].shape]
                 if names:
                     raise ValueError(f"{names[0]!r} is in one of them alone, or has another shape there")
                 self.model.load_state_dict({k: v for k, v in model.items() if k not in served}, strict=False)
@@ -537,7 +538,10 @@ class ParameterServer(Strategy):
             with fitting("optimizer"):
                 groups = None if optimizer is None else optimizer["param_groups"]
                 if groups is not None:
-                    theirs, ours = ([len(g["params"]) for g in held] for held in (groups, self.optimizer.param_groups))
+                    theirs, ours = (
+                        [len(group["params"]) for group in param_groups]
+                        for param_groups in (groups, self.optimizer.param_groups)
+                    )
                     if theirs != ours:
                         raise ValueError(f"groups of {theirs} parameters for groups of {ours}")
             for number in self._places:
@@ -552,8 +556,8 @@ class ParameterServer(Strategy):
 
         options = on_leader(self.collective, load)
         if options is not None:
-            held = [group["params"] for group in self.optimizer.param_groups]
-            self.optimizer.param_groups = [{**o, "params": p} for o, p in zip(options, held, strict=True)]
+            parameters = [group["params"] for group in self.optimizer.param_groups]
+            self.optimizer.param_groups = [{**o, "params": p} for o, p in zip(options, parameters, strict=True)]
         served = set(self._numbered)
         with torch.no_grad():
             self.collective.broadcast([*(p for p in self.model.parameters() if p not in served), *self.model.buffers()])
@@ -595,13 +599,13 @@ def balanced(sizes: Sequence[int], tables: set[int], servers: int) -> list[list[
     Returns:
         The numbers of the parameters that each server has, in order.
     """
-    held: list[list[int]] = [sorted(tables) for _ in range(servers)]
+    numbers_by_server: list[list[int]] = [sorted(tables) for _ in range(servers)]
     loads = [0] * servers
     for number in sorted(set(range(len(sizes))) - tables, key=lambda number: -sizes[number]):  # the largest first
         least = loads.index(min(loads))
-        held[least].append(number)
+        numbers_by_server[least].append(number)
         loads[least] += sizes[number]
-    return [sorted(numbers) for numbers in held]
+    return [sorted(numbers) for numbers in numbers_by_server]
 
 
 def check_served_model(options: ServerOptions, config: TrainConfig, model: torch.nn.Module, ranks: int) -> None:

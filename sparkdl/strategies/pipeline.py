@@ -128,7 +128,7 @@ class Pipeline:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def _rows_each(self, batch: Any) -> int:
+    def _micro_rows(self, batch: Any) -> int:
         """Rows of a micro-batch: as many on ranks that read other parts of the same global batch."""
         rows: int = max(batch.rows, -(-batch.global_rows // self.data_size))
         return max(1, -(-rows // self.micro_batches))
@@ -172,17 +172,17 @@ class Pipeline:
     def _plan(self, batch: Any, objective: StepObjective, *, training: bool) -> tuple[_Plan, dict[str, torch.Tensor]]:
         """The schedule for batches like this one, and the tensors of this one; all ranks make a new one together."""
         part = self.stage.training if training else self.stage.evaluation
-        each = self._rows_each(batch)
-        tensors = {name: self._padded(batch, name, each * self.micro_batches) for name in part.inputs}
+        micro_rows = self._micro_rows(batch)
+        tensors = {name: self._padded(batch, name, micro_rows * self.micro_batches) for name in part.inputs}
         # All tensors of the batch, so that ranks that read none of them know a new shape when there is one.
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in sorted(batch.items()))
-        key = training, torch.is_inference_mode_enabled(), each, shapes
+        key = training, torch.is_inference_mode_enabled(), micro_rows, shapes
         if key in self._plans:
             self._plans.move_to_end(key)
             plan = self._plans[key]
             plan.runner.objective = objective
             return plan, tensors
-        plan = self._plans[key] = self._new_plan(part, tensors, each, objective, training=training)
+        plan = self._plans[key] = self._new_plan(part, tensors, micro_rows, objective, training=training)
         if len(self._plans) > _KEPT_SCHEDULES:
             self._plans.popitem(last=False)
         return plan, tensors
@@ -191,7 +191,7 @@ class Pipeline:
         self,
         part: GraphPart,
         tensors: Mapping[str, torch.Tensor],
-        each: int,
+        micro_rows: int,
         objective: StepObjective,
         *,
         training: bool,
@@ -205,7 +205,7 @@ class Pipeline:
         sent: tuple[torch.Tensor, ...] = ()
         if error is None:
             try:
-                sent = self._first_pass(runner, received, tensors, each, training=training)
+                sent = self._first_pass(runner, received, tensors, micro_rows, training=training)
             except SparkdlError as refused:
                 error = refused
         if not self.is_last:
@@ -216,7 +216,7 @@ class Pipeline:
         dist.all_gather_object(errors, error, self.group)
         for of_a_rank in filter(None, errors):
             raise of_a_rank
-        task = _Task(each)
+        task = _Task(micro_rows)
         stage_of_torch = PipelineStage(
             runner, stage.index, stage.count, self.device, input_args=received, output_args=sent, group=self.group
         )
@@ -241,7 +241,7 @@ class Pipeline:
         runner: _Runner,
         received: tuple[torch.Tensor, ...],
         tensors: Mapping[str, torch.Tensor],
-        each: int,
+        micro_rows: int,
         *,
         training: bool,
     ) -> tuple[torch.Tensor, ...]:
@@ -253,9 +253,9 @@ class Pipeline:
             contexts.enter_context(torch.random.fork_rng(devices=devices))
             contexts.enter_context(torch.set_grad_enabled(training))
             for name, layer in self._mixtures.items():
-                contexts.enter_context(_refusing_other_rows(name, layer, each))
+                contexts.enter_context(_refusing_other_rows(name, layer, micro_rows))
             sent: tuple[torch.Tensor, ...] = runner(
-                *received, **_keywords({name: tensor[:each] for name, tensor in tensors.items()})
+                *received, **_keywords({name: tensor[:micro_rows] for name, tensor in tensors.items()})
             )
         for name, (buffer, value) in buffers.items():
             if not torch.equal(buffer, value):
@@ -264,10 +264,10 @@ class Pipeline:
                     "that layer out, or choose a strategy without a pipeline"
                 )
         for tensor in sent if self.is_last else ():
-            if tensor.ndim == 0 or tensor.shape[0] != each:
+            if tensor.ndim == 0 or tensor.shape[0] != micro_rows:
                 raise ConfigError(
-                    f"the model returns shape {tuple(tensor.shape)} for {each} rows: return one entry a row, since a "
-                    "pipeline computes a batch in parts"
+                    f"the model returns shape {tuple(tensor.shape)} for {micro_rows} rows: return one entry a row, "
+                    "since a pipeline computes a batch in parts"
                 )
         return sent
 
@@ -352,7 +352,7 @@ def _refusing_other_rows(name: str, layer: MixtureOfExperts, rows: int) -> Itera
 class _Task:
     """What the last stage computes the loss of: the batch that is under way."""
 
-    each: int
+    micro_rows: int
     batch: Any = None
     objective: Any = None
     divisors: Any = None
@@ -361,8 +361,8 @@ class _Task:
 
     def loss(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
         """Return what to call ``backward`` on, for the micro-batch of this number."""
-        begin = int(number) * self.each
-        count = min(self.batch.rows - begin, self.each)
+        begin = int(number) * self.micro_rows
+        count = min(self.batch.rows - begin, self.micro_rows)
         tensors: Sequence[torch.Tensor] = outputs if isinstance(outputs, tuple) else (outputs,)
         if count <= 0:  # all rows stand in for none: a loss with a graph, and no gradient
             return torch.stack([(t * 0).sum() for t in tensors if t.requires_grad]).sum()
@@ -394,9 +394,9 @@ class _Plan:
 
     def run(self, tensors: Mapping[str, torch.Tensor], rows: int) -> list[Any]:
         """Do the schedule with a batch of ``rows`` rows; return the outputs of each micro-batch, on the last stage."""
-        each = self.task.each
-        begins = range(0, each * self.micro_batches, each)
-        self.runner.counted_rows = iter([min(max(rows - begin, 0), each) for begin in begins])
+        micro_rows = self.task.micro_rows
+        begins = range(0, micro_rows * self.micro_batches, micro_rows)
+        self.runner.counted_rows = iter([min(max(rows - begin, 0), micro_rows) for begin in begins])
         target = torch.arange(self.micro_batches) if self.stage.is_last else None
         try:
             self.schedule.step(target=target, **_keywords(tensors))

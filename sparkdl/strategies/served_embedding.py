@@ -72,10 +72,10 @@ class ServedEmbedding(torch.nn.Module):
 
     def plain(self, table: torch.Tensor) -> torch.nn.Embedding:
         """The module that it stands for, with ``table``."""
-        made = torch.nn.Embedding(
+        embedding = torch.nn.Embedding(
             self.num_embeddings, self.embedding_dim, self.padding_idx, sparse=self.sparse, _weight=table
         )
-        return made.train(self.training)
+        return embedding.train(self.training)
 
 
 class _Lookup(torch.autograd.Function):

@@ -258,13 +258,13 @@ class Server:
     def _take_over(self, groups: Sequence[Mapping[str, Any]] | None) -> Message:
         """Let the optimizer go on from what was loaded, with these options; with None, as it was."""
         if groups is not None:
-            held = [
+            param_groups = [
                 {**groups[number], "params": [i for i, part in enumerate(self.parts) if part.group == number]}
                 for number in self._groups
             ]
             states = {index: state for index, state in self._loading.items() if state}
             with fitting("optimizer"):
-                self.optimizer.load_state_dict({"state": states, "param_groups": held})
+                self.optimizer.load_state_dict({"state": states, "param_groups": param_groups})
         self._loading.clear()
         return Message({})
 

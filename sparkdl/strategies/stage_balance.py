@@ -122,12 +122,12 @@ def _profile(
         costs, sizes = _measure_nodes(trace, model, example) if example is not None else _count_parameters(trace, model)
     edges = [0, *starts, len(trace.body)]
     layers = [trace.body[a:b] for a, b in itertools.pairwise(edges)]
-    held = [{p for node in layer for p in _parameters(node, model)} for layer in layers]
+    layer_parameters = [{p for node in layer for p in _parameters(node, model)} for layer in layers]
     layers_of_model = Profile(
         begins=("", *starts.values()),
         seconds=tuple(sum(costs[node] for node in layer) for layer in layers),
         sent=(0.0, *(_crossing(trace, start, sizes) for start in starts)),
-        parameters=tuple(sum(p.numel() * p.element_size() for p in parameters) for parameters in held),
+        parameters=tuple(sum(p.numel() * p.element_size() for p in parameters) for parameters in layer_parameters),
     )
     return layers_of_model, _untraced(trace)
 
@@ -162,11 +162,11 @@ def split_regions(trace: ModelTrace, plan: Mapping[str, str], model: torch.nn.Mo
     positions = {node: position for position, node in enumerate(trace.body)}
     regions: dict[torch.fx.Node, tuple[int, int]] = {}
     for node in trace.body:
-        how = plan.get(str(node.target)) if node.op == "call_module" else None
-        if how in (COLUMN, QKV):
+        split_kind = plan.get(str(node.target)) if node.op == "call_module" else None
+        if split_kind in (COLUMN, QKV):
             is_split = not isinstance(model.get_submodule(str(node.target)), torch.nn.Embedding)
         else:
-            is_split = how is None and any(source in regions for source in node.all_input_nodes)
+            is_split = split_kind is None and any(source in regions for source in node.all_input_nodes)
         if is_split:
             readers = [positions.get(user, len(trace.body)) for user in node.users]
             regions[node] = positions[node], max(readers, default=positions[node])

@@ -87,17 +87,17 @@ def split(
             trace = trace_model(model, inputs, input_style, training=training)
             _check_regions(trace, cuts, model, plan or {})
             built[training] = _parts(trace, cuts, model)
-    holders = [_held(pair, model) for pair in zip(built[True], built[False], strict=True)]
+    names_by_stage = [_held(pair, model) for pair in zip(built[True], built[False], strict=True)]
     parameters = {name for name, _ in model.named_parameters()}
-    _check_tied([held & parameters for held in holders], cuts)
+    _check_tied([tensor_names & parameters for tensor_names in names_by_stage], cuts)
     begins = ["", *cuts]
-    for held, first, last in zip(holders, begins, [*cuts, ""], strict=True):
-        if not held & parameters:
+    for tensor_names, first, last in zip(names_by_stage, begins, [*cuts, ""], strict=True):
+        if not tensor_names & parameters:
             raise ConfigError(
                 f"the stage from {first or 'the begin'} to {last or 'the end'} has no parameters: choose other cuts"
             )
-    unused = {name for name, _ in _tensors(model)} - set().union(*holders)
-    holders[0] |= unused  # what no stage computes with is kept once all the same
+    unused = {name for name, _ in _tensors(model)} - set().union(*names_by_stage)
+    names_by_stage[0] |= unused  # what no stage computes with is kept once all the same
     return [
         Stage(
             index=index,
@@ -105,10 +105,10 @@ def split(
             begins=begins[index],
             training=built[True][index],
             evaluation=built[False][index],
-            parameters=frozenset(held & parameters),
-            buffers=frozenset(held - parameters),
+            parameters=frozenset(tensor_names & parameters),
+            buffers=frozenset(tensor_names - parameters),
         )
-        for index, held in enumerate(holders)
+        for index, tensor_names in enumerate(names_by_stage)
     ]
 
 
@@ -269,10 +269,10 @@ def _held(parts: tuple[GraphPart, GraphPart], model: torch.nn.Module) -> set[str
     return {names[id(tensor)] for part in parts for _, tensor in _tensors(part.module) if id(tensor) in names}
 
 
-def _check_tied(holders: Sequence[set[str]], cuts: Sequence[str]) -> None:
-    for first, names in enumerate(holders):
-        for second in range(first + 1, len(holders)):
-            shared = sorted(names & holders[second])
+def _check_tied(names_by_stage: Sequence[set[str]], cuts: Sequence[str]) -> None:
+    for first, names in enumerate(names_by_stage):
+        for second in range(first + 1, len(names_by_stage)):
+            shared = sorted(names & names_by_stage[second])
             if shared:
                 raise ConfigError(
                     f"{', '.join(shared)} would lie in the stages {first} and {second}, and a rank holds its own stage "

@@ -51,17 +51,17 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     Raises:
         ConfigError: in the forward pass, where a column's output leaves the model.
     """
-    for name, how in plan.items():
+    for name, split_kind in plan.items():
         module = model.get_submodule(name)
-        if how == HEADS:
+        if split_kind == HEADS:
             _split_attention(module, mesh)
-        elif how == QKV:
+        elif split_kind == QKV:
             module.__class__ = SplitQkv
             _split_packed(module, mesh, "weight", "bias")
         elif isinstance(module, nn.Embedding):
-            _split_embedding(module, mesh, how)
+            _split_embedding(module, mesh, split_kind)
         else:
-            _split_linear(module, mesh, how)
+            _split_linear(module, mesh, split_kind)
     for module in model.modules():
         # This encoder would make nested tensors for layers on torch's fast path, which split ones never take.
         if isinstance(module, nn.TransformerEncoder):
@@ -82,8 +82,8 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
             parameter.requires_grad_(is_trained)
     columns = [
         name
-        for name, how in plan.items()
-        if how in (COLUMN, QKV) and not isinstance(model.get_submodule(name), nn.Embedding)
+        for name, split_kind in plan.items()
+        if split_kind in (COLUMN, QKV) and not isinstance(model.get_submodule(name), nn.Embedding)
     ]
 
     def refuse_parts(_: nn.Module, __: Any, output: Any) -> None:
@@ -130,21 +130,22 @@ def bytes_per_step(model: nn.Module, plan: Mapping[str, str], size: int, rows: i
         itemsize: bytes of one number of the activations.
     """
     features = 0.0
-    for name, how in plan.items():
+    for name, split_kind in plan.items():
         module: Any = model.get_submodule(name)
-        if how == HEADS:
+        if split_kind == HEADS:
             features += 2 * module.embed_dim
         elif isinstance(module, nn.Embedding):
-            features += module.embedding_dim / 2 if how == COLUMN else module.embedding_dim  # gathered, or added up
+            # gathered, or added up
+            features += module.embedding_dim / 2 if split_kind == COLUMN else module.embedding_dim
         else:
-            features += module.out_features if how == ROW else module.in_features
+            features += module.out_features if split_kind == ROW else module.in_features
     return int(2 * (size - 1) * features * rows * itemsize / size)
 
 
-def _split_linear(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
-    module.__class__ = SplitColumn if how == COLUMN else SplitRow
-    _register_part(module, "weight", module.weight, mesh, Shard(0 if how == COLUMN else 1))
-    _register_part(module, "bias", module.bias, mesh, Shard(0) if how == COLUMN else Replicate())
+def _split_linear(module: nn.Module, mesh: DeviceMesh, split_kind: str) -> None:
+    module.__class__ = SplitColumn if split_kind == COLUMN else SplitRow
+    _register_part(module, "weight", module.weight, mesh, Shard(0 if split_kind == COLUMN else 1))
+    _register_part(module, "bias", module.bias, mesh, Shard(0) if split_kind == COLUMN else Replicate())
 
 
 def _register_part(module: nn.Module, name: str, values: Any, mesh: DeviceMesh, placement: Placement) -> None:
@@ -154,10 +155,10 @@ def _register_part(module: nn.Module, name: str, values: Any, mesh: DeviceMesh, 
         module.register_parameter(name, nn.Parameter(part, getattr(module, name).requires_grad))
 
 
-def _split_embedding(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
+def _split_embedding(module: nn.Module, mesh: DeviceMesh, split_kind: str) -> None:
     style = (
         ColwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
-        if how == COLUMN
+        if split_kind == COLUMN
         else RowwiseParallel(input_layouts=Replicate())
     )
     parallelize_module(module, mesh, style, src_data_rank=None)
@@ -313,8 +314,8 @@ def _dropout(tensor: DTensor, p: float = 0.5, training: bool = True, inplace: bo
     """Drop what one rank would: its mask is drawn whole, and this rank takes its part."""
     if not training or not p:
         return tensor
-    kept = F.dropout(torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device), p)
-    return tensor * DTensor.from_local(kept, tensor.device_mesh, [Replicate()], run_check=False).redistribute(
+    mask = F.dropout(torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device), p)
+    return tensor * DTensor.from_local(mask, tensor.device_mesh, [Replicate()], run_check=False).redistribute(
         placements=tensor.placements
     )
 

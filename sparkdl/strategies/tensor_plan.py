@@ -49,10 +49,10 @@ _SOFTMAX = {F.softmax, torch.softmax, F.scaled_dot_product_attention, "softmax"}
 _SHAPES = {"dim", "size"}
 
 
-def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = None) -> dict[str, str]:
+def find_plan(model: nn.Module, size: int, patterns: Mapping[str, str] | None = None) -> dict[str, str]:
     """Say which modules of ``model`` are split over ``size`` ranks, and how; it needs no ranks.
 
-    Without ``given``, a trace by ``torch.fx`` shows what is split: pairs of linear layers between which only
+    Without ``patterns``, a trace by ``torch.fx`` shows what is split: pairs of linear layers between which only
     elementwise functions stand, and the projections of an attention of the user's own, which are viewed as heads, meet
     in a softmax or in ``scaled_dot_product_attention``, and are read by one linear layer. So are the linear layers of
     torch's transformer layers, and ``nn.MultiheadAttention``. The rest stays whole, embeddings, too.
@@ -60,22 +60,24 @@ def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = Non
     Args:
         model: the whole model; nothing of it is changed.
         size: number of ranks, 2 or more.
-        given: by pattern of module names (as of ``fnmatch``), ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``:
+        patterns: by pattern of module names (as of ``fnmatch``), ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``:
             exactly these are split, such as ``{"*.c_attn": "qkv", "*.c_proj": "row", "wte": "row"}``.
 
     Returns:
         By module name ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``.
 
     Raises:
-        ConfigError: nothing can be split, or something of ``given`` cannot.
+        ConfigError: nothing can be split, or something of ``patterns`` cannot.
     """
     tied = _tied_modules(model)
-    if given is not None:
-        return _given_plan(model, size, given, tied)
+    if patterns is not None:
+        return _given_plan(model, size, patterns, tied)
     plan: dict[str, str] = {}
     reasons: list[str] = []
     for layers, heads in _regions(model):
-        reason = next(filter(None, (_refusal(model, name, how, size, tied) for name, how in layers.items())), None)
+        reason = next(
+            filter(None, (_refusal(model, name, split_kind, size, tied) for name, split_kind in layers.items())), None
+        )
         odd = next((name for name, count in heads.items() if count % size), None)
         if reason is None and odd is not None:
             reason = f"{odd} gives {heads[odd]} heads, no multiple of {size}"
@@ -107,76 +109,81 @@ def _tied_modules(model: nn.Module) -> dict[str, str]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    shared = [each for each in names.values() if len(each) > 1]
+    shared = [group_names for group_names in names.values() if len(group_names) > 1]
     return {
         name.rpartition(".")[0]: next(other for other in group if other != name) for group in shared for name in group
     }
 
 
-def _refusal(model: nn.Module, name: str, how: str, size: int, tied: Mapping[str, str]) -> str | None:
+def _refusal(model: nn.Module, name: str, split_kind: str, size: int, tied: Mapping[str, str]) -> str | None:
     """Why the module ``name`` cannot be split so; None where it can."""
     module: Any = model.get_submodule(name)
     kind = type(module).__name__
-    if how == HEADS:
+    if split_kind == HEADS:
         if type(module) is not nn.MultiheadAttention:
             return f"{name} is {kind}, and only nn.MultiheadAttention is split by heads"
         if module.bias_k is not None or module.add_zero_attn or not module._qkv_same_embed_dim:
             return f"{name} has add_bias_kv, add_zero_attn, kdim or vdim, which are not split"
         if module.num_heads % size:
             return f"{name} has {module.num_heads} heads, no multiple of {size}"
-        inner = {name, f"{name}.out_proj"}
-    elif type(module) is nn.Embedding and how in (COLUMN, ROW):
+        split_modules = {name, f"{name}.out_proj"}
+    elif type(module) is nn.Embedding and split_kind in (COLUMN, ROW):
         if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
             return f"{name} has max_norm, scale_grad_by_freq or sparse, which are not split"
-        if how == COLUMN and module.embedding_dim % size:
+        if split_kind == COLUMN and module.embedding_dim % size:
             return f"{name} has {module.embedding_dim} features, no multiple of {size}"
-        if how == ROW and module.padding_idx is not None:
+        if split_kind == ROW and module.padding_idx is not None:
             return f"{name} has padding_idx, which a split vocabulary does not know: split it by column"
-        inner = {name}
+        split_modules = {name}
     else:
         if type(module) is not nn.Linear or set(module._parameters) != {"weight", "bias"}:
-            return f"{name} is {kind}, and only a plain nn.Linear is split by {how}s"
-        features = module.in_features if how == ROW else module.out_features
-        if how == QKV and features % 3:
+            return f"{name} is {kind}, and only a plain nn.Linear is split by {split_kind}s"
+        features = module.in_features if split_kind == ROW else module.out_features
+        if split_kind == QKV and features % 3:
             return f"{name} has {features} output features, and those of query, key and value would be a multiple of 3"
-        if features % (3 * size if how == QKV else size):
-            direction = "input" if how == ROW else "output"
-            return f"{name} has {features} {direction} features, no multiple of {3 * size if how == QKV else size}"
-        inner = {name}
-    for part in inner & tied.keys():
+        if features % (3 * size if split_kind == QKV else size):
+            direction = "input" if split_kind == ROW else "output"
+            return (
+                f"{name} has {features} {direction} features, no multiple of {3 * size if split_kind == QKV else size}"
+            )
+        split_modules = {name}
+    for part in split_modules & tied.keys():
         return f"{part} shares a parameter with {tied[part]}"
     if module._forward_hooks or module._forward_pre_hooks or torch.nn.utils.parametrize.is_parametrized(module):
         return f"{name} has hooks or parametrizations"
     return None
 
 
-def _given_plan(model: nn.Module, size: int, given: Mapping[str, str], tied: Mapping[str, str]) -> dict[str, str]:
+def _given_plan(model: nn.Module, size: int, patterns: Mapping[str, str], tied: Mapping[str, str]) -> dict[str, str]:
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     plan: dict[str, str] = {}
-    for pattern, how in given.items():
-        if how not in (COLUMN, ROW, HEADS, QKV):
-            raise ConfigError(f"plan={{{pattern!r}: {how!r}}} is unknown: choose 'column', 'row', 'heads' or 'qkv'")
+    for pattern, split_kind in patterns.items():
+        if split_kind not in (COLUMN, ROW, HEADS, QKV):
+            raise ConfigError(
+                f"plan={{{pattern!r}: {split_kind!r}}} is unknown: choose 'column', 'row', 'heads' or 'qkv'"
+            )
         matches = fnmatch.filter(names, pattern)
         if not matches:
             raise ConfigError(
-                f"plan={{{pattern!r}: {how!r}}} matches no module of {type(model).__name__}: choose a pattern of their "
-                f"names, such as {', '.join(map(repr, names[:5]))}"
+                f"plan={{{pattern!r}: {split_kind!r}}} matches no module of {type(model).__name__}: choose a pattern "
+                f"of their names, such as {', '.join(map(repr, names[:5]))}"
             )
         for name in matches:
-            if plan.setdefault(name, how) != how:
-                raise ConfigError(f"plan splits {name} by {plan[name]} and by {how}: choose one")
-            reason = _refusal(model, name, how, size, tied)
+            if plan.setdefault(name, split_kind) != split_kind:
+                raise ConfigError(f"plan splits {name} by {plan[name]} and by {split_kind}: choose one")
+            reason = _refusal(model, name, split_kind, size, tied)
             if reason:
                 raise ConfigError(
-                    f"plan={{{pattern!r}: {how!r}}} cannot be split over tensor={size} ranks ({reason}): choose "
+                    f"plan={{{pattern!r}: {split_kind!r}}} cannot be split over tensor={size} ranks ({reason}): choose "
                     "another size, or leave it out"
                 )
-    linear = {name: how for name, how in plan.items() if isinstance(model.get_submodule(name), nn.Linear)}
+    linear = {name: split_kind for name, split_kind in plan.items() if isinstance(model.get_submodule(name), nn.Linear)}
     begins, ends = bool({COLUMN, QKV} & set(linear.values())), ROW in linear.values()
     if begins != ends:
-        alone, other = (COLUMN, ROW) if begins else (ROW, COLUMN)
+        present_kind, missing_kind = (COLUMN, ROW) if begins else (ROW, COLUMN)
         raise ConfigError(
-            f"plan={dict(given)} splits by {alone} and nothing by {other}: name the layers on the other side, too"
+            f"plan={dict(patterns)} splits by {present_kind} and nothing by {missing_kind}: name the layers "
+            "on the other side, too"
         )
     for graph, prefix in _graphs(model):
         modules = dict(model.get_submodule(prefix).named_modules())
@@ -217,14 +224,14 @@ def _regions(model: nn.Module) -> Iterator[tuple[dict[str, str], dict[str, int]]
             if not _is_linear(node, modules):
                 continue
             heads: dict[str, int] = {}
-            ways = dict.fromkeys(_columns_of(node, modules), COLUMN)
-            if not ways:
+            split_kinds = dict.fromkeys(_columns_of(node, modules), COLUMN)
+            if not split_kinds:
                 attention = _attention_of(node, modules)
-                ways = {column: how for column, (how, _) in attention.items()}
+                split_kinds = {column: split_kind for column, (split_kind, _) in attention.items()}
                 heads = {_joined(prefix, column.target): count for column, (_, count) in attention.items()}
-            layers = ways | {node: ROW}
-            if ways and all(calls[id(modules[str(layer.target)])] == 1 for layer in layers):
-                yield {_joined(prefix, layer.target): how for layer, how in layers.items()}, heads
+            layers = split_kinds | {node: ROW}
+            if split_kinds and all(calls[id(modules[str(layer.target)])] == 1 for layer in layers):
+                yield {_joined(prefix, layer.target): split_kind for layer, split_kind in layers.items()}, heads
 
 
 def _columns_of(row: fx.Node, modules: Mapping[str, nn.Module]) -> list[fx.Node]:
@@ -285,23 +292,23 @@ def _attention_of(row: fx.Node, modules: Mapping[str, nn.Module]) -> dict[fx.Nod
     split: dict[fx.Node, tuple[str, int]] = {}
     for projection in projections:
         layer: Any = modules[str(projection.target)]
-        how, heads = _heads_of(projection, layer.out_features)
-        if not heads or layer.out_features // (3 if how == QKV else 1) % heads:
+        split_kind, heads = _heads_of(projection, layer.out_features)
+        if not heads or layer.out_features // (3 if split_kind == QKV else 1) % heads:
             return {}
-        split[projection] = how, heads
+        split[projection] = split_kind, heads
     return split
 
 
 def _heads_of(projection: fx.Node, features: int) -> tuple[str, int]:
     """How a projection is viewed as heads: by column, or as query, key and value; 0 heads where no trace says it."""
-    how, views = COLUMN, [user for user in projection.users if not _reads_shape(user)]
+    split_kind, views = COLUMN, [user for user in projection.users if not _reads_shape(user)]
     if len(views) == 1 and views[0].op != "call_module" and _name_of(views[0]) in ("split", "chunk"):
         pieces = [user for user in views[0].users if not _reads_shape(user)]
         by = views[0].args[1] if len(views[0].args) > 1 else None
         unequal = isinstance(by, tuple | list) or (isinstance(by, int) and by not in (3, features // 3))
         if len(pieces) != 3 or unequal or any(piece.target is not operator.getitem for piece in pieces):
             return COLUMN, 0
-        how, views = QKV, [user for piece in pieces for user in piece.users if not _reads_shape(user)]
+        split_kind, views = QKV, [user for piece in pieces for user in piece.users if not _reads_shape(user)]
     counts: set[int] = set()
     for view in views:
         shape = list(view.args[1:])
@@ -311,10 +318,10 @@ def _heads_of(projection: fx.Node, features: int) -> tuple[str, int]:
             return COLUMN, 0
         elif len(shape) == 1 and isinstance(shape[0], tuple | list):
             shape = list(shape[0])
-        if len(shape) == 5 and shape[2] == 3 and how == COLUMN and len(views) == 1:
-            how, shape = QKV, [*shape[:2], *shape[3:]]
+        if len(shape) == 5 and shape[2] == 3 and split_kind == COLUMN and len(views) == 1:
+            split_kind, shape = QKV, [*shape[:2], *shape[3:]]
         counts.add(shape[2] if len(shape) == 4 and isinstance(shape[2], int) and shape[2] > 0 else 0)
-    return how, counts.pop() if len(counts) == 1 else 0
+    return split_kind, counts.pop() if len(counts) == 1 else 0
 
 
 def _multiplied(node: fx.Node) -> list[Any]:

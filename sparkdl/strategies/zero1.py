@@ -55,8 +55,8 @@ class Zero1(AllReduce):
 
         def part(groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
             """The user's own optimizer, with what it keeps beside its groups, over this rank's parameters."""
-            held = {param for group in groups for param in group["params"]}
-            own.state = defaultdict(dict, {param: state for param, state in own.state.items() if param in held})
+            params = {param for group in groups for param in group["params"]}
+            own.state = defaultdict(dict, {param: state for param, state in own.state.items() if param in params})
             own.param_groups = groups
             return own
 
@@ -74,10 +74,10 @@ class Zero1(AllReduce):
             return super().optimizer_state()
         optimizer: Any = self.optimizer
         world, numbers = self.collective.world, {param: i for i, param in enumerate(_parameters(optimizer))}
-        mine = {numbers[param]: state for param, state in optimizer.optim.state.items()}
+        own_states = {numbers[param]: state for param, state in optimizer.optim.state.items()}
         whole: dict[int, Any] = {}
         for rank in range(world.size):
-            part = self.collective.broadcast_object(mine if rank == world.rank else None, rank)
+            part = self.collective.broadcast_object(own_states if rank == world.rank else None, rank)
             if world.is_leader:
                 whole |= part
         if not world.is_leader:
@@ -102,13 +102,13 @@ class Zero1(AllReduce):
             return state["param_groups"]  # type: ignore[no-any-return]
 
         groups = on_leader(self.collective, groups_of_state)
-        held, kept = set(_parameters(optimizer.optim)), {}
+        own_params, own_states = set(_parameters(optimizer.optim)), {}
         for number, param in enumerate(_parameters(optimizer)):
             part = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
-            if param in held and part is not None:
-                kept[number] = part
+            if param in own_params and part is not None:
+                own_states[number] = part
         with fitting("optimizer"):
-            optimizer.load_state_dict({"state": kept, "param_groups": groups})
+            optimizer.load_state_dict({"state": own_states, "param_groups": groups})
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ their code gone from the cache and take ten times as long as in a row.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -196,7 +196,9 @@ class Reducer:
         fresh = [param for param in self._params if param.requires_grad and param not in self._trained]
         self._trained |= dict.fromkeys(fresh)
         if self._carrier.overlaps:
-            self._handles += [_hook(param, self._on_gradient) for param in fresh]
+            for param in fresh:
+                handle = param.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
         return fresh
 
     def _adopt_unfrozen(self) -> None:
@@ -278,8 +280,3 @@ class Reducer:
         self._plan(ready, late)
         if self._ranks.world.rank == 0:
             observe.logger.debug("%d buckets of at most %d bytes", len(self._buckets), self._bucket_bytes)
-
-
-def _hook(param: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> RemovableHandle:
-    handle: RemovableHandle = param.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
-    return handle
