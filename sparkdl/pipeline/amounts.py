@@ -66,41 +66,46 @@ def amounts_of(
         window_receipts: what is known of the clean rows of each window.
         parts: the windows of each part; None where there are none yet.
     """
-    read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
+    windows_read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
     source = source_of(spec.source)
-    counted = {name: source.count(sizes[name]) for name in read if name in sizes}
-    known_sizes = [sizes[name] for name in read if name in sizes]
+    counted_rows = {name: source.count(sizes[name]) for name in windows_read if name in sizes}
+    known_sizes = [sizes[name] for name in windows_read if name in sizes]
     ingest = Amount(
-        rows=_sum(counted.get(name) for name in read) if due != [] else 0,
-        bytes=_sum(size.bytes for size in known_sizes) if len(known_sizes) == len(read) else None,
+        rows=_sum(counted_rows.get(name) for name in windows_read) if due != [] else 0,
+        bytes=_sum(size.bytes for size in known_sizes) if len(known_sizes) == len(windows_read) else None,
     )
     amounts = {"ingest": ingest}
     if parts is None:
         return amounts
-    new = set(due or ())
-    by_window = {
-        **{name: receipt.kept for name, receipt in window_receipts.items() if name not in new},
-        **{name: counted.get(WHOLE if set(sizes) == {WHOLE} and len(new) == 1 else name) for name in new},
+    due_windows = set(due or ())
+    rows_by_window = {
+        **{name: receipt.kept for name, receipt in window_receipts.items() if name not in due_windows},
+        **{
+            name: counted_rows.get(WHOLE if set(sizes) == {WHOLE} and len(due_windows) == 1 else name)
+            for name in due_windows
+        },
     }
 
-    def of(*names: Part) -> Amount:
+    def part_amount(*names: Part) -> Amount:
         rows: list[int | None] = []
         for name in names:
             windows = parts.windows(name)
-            share = _share(spec, name)
-            total = _sum(by_window.get(window) for window in windows)
+            share: float | None = 1.0  # a split by time has all rows of its windows
+            if not isinstance(spec.split, TimeSplit):
+                share = float(getattr(spec.split, name)) if isinstance(spec.split, HashSplit) else None
+            total = _sum(rows_by_window.get(window) for window in windows)
             rows.append(None if total is None or share is None else round(total * share))
         touched = {window for name in names for window in parts.windows(name)}
         return Amount(rows=_sum(rows), told=_told(due, touched))
 
-    score = of("score")
+    score = part_amount("score")
     if spec.score.window == "all":
-        score = Amount(rows=_sum(by_window.values()), told=_told(due, new))
+        score = Amount(rows=_sum(rows_by_window.values()), told=_told(due, due_windows))
     return amounts | {
-        "features": of("train"),
-        "shards": of("train", "validate"),
-        "train": of("train"),
-        "evaluate": of(parts.judging),
+        "features": part_amount("train"),
+        "shards": part_amount("train", "validate"),
+        "train": part_amount("train"),
+        "evaluate": part_amount(parts.judging),
         "score": score,
     }
 
@@ -178,12 +183,6 @@ def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "a
     if due is None:
         return "as last ingested"
     return "at most" if set(touched) & set(due) else ""
-
-
-def _share(spec: PipelineSpec, part: str) -> float | None:
-    if isinstance(spec.split, TimeSplit):
-        return 1.0
-    return float(getattr(spec.split, part)) if isinstance(spec.split, HashSplit) else None
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

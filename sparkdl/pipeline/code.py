@@ -152,8 +152,10 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
     functions = [node for node in body if getattr(node, "name", None) == function]
     node = functions[-1] if functions else None
     if isinstance(node, ast.ClassDef):
-        made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-        node = made[-1] if made and not node.decorator_list else None
+        constructors = [
+            member for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+        ]
+        node = constructors[-1] if constructors and not node.decorator_list else None
     if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.kwarg is not None:
         return None
     named = [*node.args.args, *node.args.kwonlyargs]

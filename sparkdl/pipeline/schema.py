@@ -24,8 +24,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "pipeline.schema.json"
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a pipeline file."""
-    made = msgspec.json.schema(PipelineSpec)
-    definitions: dict[str, Any] = made["$defs"]
+    relaxed = msgspec.json.schema(PipelineSpec)
+    definitions: dict[str, Any] = relaxed["$defs"]
     shorts = _short_forms(definitions)
     top = definitions.pop(PipelineSpec.__name__)
     document = {
@@ -34,9 +34,9 @@ def schema() -> dict[str, Any]:
         **{key: value for key, value in top.items() if key != "title"},
         "$defs": definitions,
     }
-    made = _relaxed(document, shorts)
-    assert isinstance(made, dict)
-    return made
+    relaxed = _relaxed(document, shorts)
+    assert isinstance(relaxed, dict)
+    return relaxed
 
 
 def render() -> str:
@@ -71,33 +71,35 @@ def _without_null(described: dict[str, Any]) -> dict[str, Any]:
 def _relaxed(node: Any, shorts: dict[str, Any]) -> Any:
     """The same schema, with short forms beside their sections, and one text beside a list of texts."""
     if isinstance(node, list):
-        return [_relaxed(one, shorts) for one in node]
+        return [_relaxed(entry, shorts) for entry in node]
     if not isinstance(node, dict):
         return node
-    made = {key: _relaxed(value, shorts) for key, value in node.items() if key != "discriminator"}
-    references = [one["$ref"] for one in node.get("anyOf", [node]) if "$ref" in one]
-    constants = [shorts[one]["const"] for one in references if "const" in shorts.get(one, {})]
-    bare: list[Any] = [shorts[one] for one in references if one in shorts and "const" not in shorts[one]]
+    relaxed = {key: _relaxed(value, shorts) for key, value in node.items() if key != "discriminator"}
+    references = [entry["$ref"] for entry in node.get("anyOf", [node]) if "$ref" in entry]
+    constants = [shorts[entry]["const"] for entry in references if "const" in shorts.get(entry, {})]
+    bare: list[Any] = [shorts[entry] for entry in references if entry in shorts and "const" not in shorts[entry]]
     bare += [{"enum": constants}] if constants else []
     items = node.get("items")
     if node.get("type") == "array" and isinstance(items, dict) and _takes_text(items):
         bare.append(_relaxed(items, shorts))
-    return _beside(made, bare) if bare else made
+    return _beside(relaxed, bare) if bare else relaxed
 
 
 def _takes_text(items: dict[str, Any]) -> bool:
     return any(
-        one.get("type") == "string" or all(isinstance(value, str) for value in one.get("enum", [0]))
-        for one in items.get("anyOf", [items])
+        entry.get("type") == "string" or all(isinstance(value, str) for value in entry.get("enum", [0]))
+        for entry in items.get("anyOf", [items])
     )
 
 
 _SAID = ("description", "default", "examples", "title")
 
 
-def _beside(made: dict[str, Any], bare: list[Any]) -> dict[str, Any]:
-    described = {key: value for key, value in made.items() if key in _SAID}
-    kinds = made["anyOf"] if "anyOf" in made else [{key: value for key, value in made.items() if key not in _SAID}]
+def _beside(relaxed: dict[str, Any], bare: list[Any]) -> dict[str, Any]:
+    described = {key: value for key, value in relaxed.items() if key in _SAID}
+    kinds = (
+        relaxed["anyOf"] if "anyOf" in relaxed else [{key: value for key, value in relaxed.items() if key not in _SAID}]
+    )
     return {**described, "anyOf": [*kinds, *bare]}
 
 

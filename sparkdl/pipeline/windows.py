@@ -77,19 +77,19 @@ def ahead(windows: Collection[str], now: datetime) -> list[str]:
 
 
 def due(
-    found: Mapping[str, str],
-    done: Mapping[str, str],
+    source_windows: Mapping[str, str],
+    done_versions: Mapping[str, str],
     *,
     now: datetime,
     again: tuple[str, str] | None = None,
     held: Collection[str] = (),
     remove: bool = False,
 ) -> list[str]:
-    """The windows to do, in order; those that are not in ``found`` are to be emptied.
+    """The windows to do, in order; those that are not in ``source_windows`` are to be emptied.
 
     Args:
-        found: fingerprint of what the source holds, by window.
-        done: fingerprint that each window was last done for.
+        source_windows: fingerprint of what the source holds, by window.
+        done_versions: fingerprint that each window was last done for.
         now: windows that begin later are not due.
         again: first and last window to do in any case, both included.
         held: windows that rows were written of.
@@ -99,41 +99,47 @@ def due(
     Raises:
         DataError: ``again`` names no window, or the source holds nothing any more.
     """
-    later, deleted = set(ahead(found, now)), set(held) - set(found)
-    there = set(found) - later - {NO_TIME} if remove else set(found)
-    if deleted and not there:
+    later, deleted = set(ahead(source_windows, now)), set(held) - set(source_windows)
+    remaining = set(source_windows) - later - {NO_TIME} if remove else set(source_windows)
+    if deleted and not remaining:
         raise DataError(
-            f"the source holds no rows{' of any window that has begun' if found else ''}, and the clean rows are of "
-            f"{_count(sorted(held))}: nothing is changed; check what source names, or wait for data"
+            f"the source holds no rows{' of any window that has begun' if source_windows else ''}, and the clean rows "
+            f"are of {_count(sorted(held))}: nothing is changed; check what source names, or wait for data"
         )
-    forced = {name for name in {*found, *deleted} if again is not None and again[0] <= name <= again[1]}
+    forced = {name for name in {*source_windows, *deleted} if again is not None and again[0] <= name <= again[1]}
     if again is not None and not forced - later:
         raise DataError(
-            f"--backfill {again[0]}..{again[1]} names none of the {len(found)} windows of the source, "
-            f"{span(sorted(found))}: name some of these"
+            f"--backfill {again[0]}..{again[1]} names none of the {len(source_windows)} windows of the source, "
+            f"{span(sorted(source_windows))}: name some of these"
         )
-    days_by_hour = {name[:10] for name in found if len(name) == 13}
+    days_by_hour = {name[:10] for name in source_windows if len(name) == 13}
 
     def moved(name: str) -> bool:
         """Whether the rows of a deleted window are in others now, since the source has another time or ``every``."""
-        return name in (WHOLE, NO_TIME) or WHOLE in found or name in days_by_hour or name[:10] in found
+        return (
+            name in (WHOLE, NO_TIME) or WHOLE in source_windows or name in days_by_hour or name[:10] in source_windows
+        )
 
     emptied = {name for name in deleted if remove or name in forced or moved(name)}
-    changed = {name for name in found if name not in later and (name in forced or done.get(name) != found[name])}
+    changed = {
+        name
+        for name in source_windows
+        if name not in later and (name in forced or done_versions.get(name) != source_windows[name])
+    }
     return sorted(changed | emptied)
 
 
-def deleted_text(kept: Sequence[str], removed: Sequence[str] = ()) -> str:
+def deleted_text(staying: Sequence[str], removed: Sequence[str] = ()) -> str:
     """What became of windows that the source no longer holds, in words; empty where there are none.
 
     Args:
-        kept: those whose rows stay, in order.
+        staying: those whose rows stay, in order.
         removed: those whose rows were taken out of the clean rows, in order.
     """
     parts = [f"{_count(removed)} removed from the clean rows"] if removed else []
-    if kept:
-        remedy = f"--backfill {kept[0]}..{kept[-1]} or source.deleted_windows=remove takes them out"
-        parts.append(f"{_count(kept)} of the clean rows that the source no longer holds: {remedy}")
+    if staying:
+        remedy = f"--backfill {staying[0]}..{staying[-1]} or source.deleted_windows=remove takes them out"
+        parts.append(f"{_count(staying)} of the clean rows that the source no longer holds: {remedy}")
     return "; ".join(parts)
 
 
@@ -190,15 +196,15 @@ def spans(windows: Collection[str], around: timedelta) -> list[Span]:
         windows: days or hours.
         around: what each stretch has more at both ends; stretches that touch are one.
     """
-    found: list[Span] = []
+    stretches: list[Span] = []
     for name in sorted(windows):
         first = _moved(_start(name), -around)
         end = _moved(_start(name), timedelta(hours=1 if len(name) == 13 else 24) + around)
-        if found and first <= found[-1].end:
-            found[-1] = Span(found[-1].start, max(found[-1].end, end))
+        if stretches and first <= stretches[-1].end:
+            stretches[-1] = Span(stretches[-1].start, max(stretches[-1].end, end))
         else:
-            found.append(Span(first, end))
-    return found
+            stretches.append(Span(first, end))
+    return stretches
 
 
 def _moved(moment: datetime, by: timedelta) -> datetime:

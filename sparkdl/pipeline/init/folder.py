@@ -226,10 +226,10 @@ def _own_network() -> str:
     assert module.origin is not None
     source = Path(module.origin).read_text(encoding="utf-8")
     body = ast.parse(source).body
-    wanted = next(at for at, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)) + 1
+    first_definition = next(at for at, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)) + 1
     definitions = [
         ast.get_source_segment(source, node) or ""
-        for node in body[wanted:]
+        for node in body[first_definition:]
         if not (isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in _PLAIN_NETWORK)
     ]
     spaced = [f"\n\n{text}" if text.startswith(("class ", "def ")) else text for text in definitions]

@@ -114,18 +114,18 @@ class Labelled:
     def explained(self, groups: Ints, x: Floats | None) -> tuple[Floats, Floats]:
         """What groups, and in each a line by ``x``, predict of the rows of the second half; and what is so."""
         cut, count = len(groups) // 2, int(groups.max()) + 1
-        seen, means = groups[:cut], self.targets[:cut].mean(axis=0)
-        rows = np.bincount(seen, minlength=count)
+        first_groups, means = groups[:cut], self.targets[:cut].mean(axis=0)
+        rows = np.bincount(first_groups, minlength=count)
         predicted = np.empty_like(self.targets[cut:])
         for output, target in enumerate(self.targets[:cut].T):
-            level = (np.bincount(seen, target, count) + _PRIOR * means[output]) / (rows + _PRIOR)
+            level = (np.bincount(first_groups, target, count) + _PRIOR * means[output]) / (rows + _PRIOR)
             predicted[:, output] = level[groups[cut:]]
             if x is not None:  # least squares in each group, about its own means
-                middle = np.bincount(seen, x[:cut], count) / np.maximum(rows, 1)
-                own = np.bincount(seen, target, count) / np.maximum(rows, 1)
-                away, rest = x[:cut] - middle[seen], target - own[seen]
-                square = np.bincount(seen, away**2, count)
-                slope = np.bincount(seen, away * rest, count) / np.where(square > 0, square, 1.0)
+                middle = np.bincount(first_groups, x[:cut], count) / np.maximum(rows, 1)
+                own = np.bincount(first_groups, target, count) / np.maximum(rows, 1)
+                distance, deviation = x[:cut] - middle[first_groups], target - own[first_groups]
+                square = np.bincount(first_groups, distance**2, count)
+                slope = np.bincount(first_groups, distance * deviation, count) / np.where(square > 0, square, 1.0)
                 line = own[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
                 predicted[:, output] = np.where(rows[groups[cut:]] >= _PRIOR, line, predicted[:, output])
         return predicted, self.targets[cut:]
@@ -167,12 +167,12 @@ def too_good(
     if labelled.targets.shape[1] > 1 or labelled.binary:
         return
     for first, second in itertools.combinations(list(numbers)[:_PAIRED], 2):
-        (a, alone), (b, other) = numbers[first], numbers[second]
+        (a, strength_alone), (b, other_strength) = numbers[first], numbers[second]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            made = {f"{first} x {second}": a * b, f"{first} / {second}": a / b, f"{second} / {first}": b / a}
-        for name, values in made.items():
+            combined = {f"{first} x {second}": a * b, f"{first} / {second}": a / b, f"{second} / {first}": b / a}
+        for name, values in combined.items():
             strength = few.by_order(values)
-            if strength >= _STRONG and 1 - strength < (1 - max(alone, other)) / 2:
+            if strength >= _STRONG and 1 - strength < (1 - max(strength_alone, other_strength)) / 2:
                 for column in (first, second):
                     yield column, f"{name} predicts {label} ({measure} {_shown(strength)}): is {label} made of the two?"
                 break

@@ -154,17 +154,17 @@ class _File:
             except pa.ArrowInvalid as error:
                 raise DataError(f"{self.place.uri} cannot be read as Parquet ({error}): remove it") from error
 
-    def with_partition(self, rows: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
-        """The rows with the columns of the folder that they lie in, or exactly with those that are wanted."""
+    def with_partition(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows with the columns of the folder that they lie in, or exactly with ``columns``."""
         for name, value in self.partition.items():
-            if name not in rows.column_names and (wanted is None or name in wanted):
+            if name not in rows.column_names and (columns is None or name in columns):
                 rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-        if wanted is None:
+        if columns is None:
             return rows
-        for name in wanted:
+        for name in columns:
             if name not in rows.column_names:  # a file from before the column was added
                 rows = rows.append_column(name, pa.nulls(rows.num_rows))
-        return rows.select(list(wanted))
+        return rows.select(list(columns))
 
 
 class ParquetRows(Rows):
@@ -248,8 +248,8 @@ def _delta_files(table: Table) -> list[_File]:
     types = {name: schema.field(name).type for name in table.partition_columns()}
     files = []
     for file in table.files():
-        values = {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in file.partition.items()}
-        files.append(_File(Storage.of(file.path) if "://" in file.path else root.child(file.path), values))
+        partition = {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in file.partition.items()}
+        files.append(_File(Storage.of(file.path) if "://" in file.path else root.child(file.path), partition))
     return files
 
 
@@ -260,18 +260,18 @@ def _typed(values: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[
 
 def _sampled(parquet_file: _File, group: int, share: int, room: int) -> pa.Table:
     """One row in ``share`` of a row group, drawn at random, within ``room`` bytes."""
-    kept: list[pa.Table] = []
+    tables: list[pa.Table] = []
     draw = np.random.default_rng(group)  # every n-th row would see one weekday, or one of two alternating classes
     with parquet_file.opened() as file:
         facts = file.metadata.row_group(group)
         size = int(min(8192, max(16, (16 << 20) // max(1, facts.total_byte_size // facts.num_rows))))  # pictures
         for batch in file.iter_batches(batch_size=size, row_groups=[group]):
             rows = times_of_spark(pa.Table.from_batches([batch]))
-            kept.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
-            room -= kept[-1].nbytes
+            tables.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
+            room -= tables[-1].nbytes
             if room <= 0:
                 break
-    return parquet_file.with_partition(pa.concat_tables(kept))
+    return parquet_file.with_partition(pa.concat_tables(tables))
 
 
 def _plain(table: pa.Table) -> pa.Table:

@@ -224,11 +224,15 @@ def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]
             names = ", ".join(map(repr, only))
             raise SchemaError(f"only the {side} counts {names}: count the reference's features, {sorted(reference)}")
     for name, counts in reference.items():
-        other = current[name]
-        if type(counts) is not type(other):
-            kinds = f"{type(counts).__name__} in the reference and {type(other).__name__} in the window"
+        window_counts = current[name]
+        if type(counts) is not type(window_counts):
+            kinds = f"{type(counts).__name__} in the reference and {type(window_counts).__name__} in the window"
             raise SchemaError(f"the feature {name!r} is {kinds}: count the window as the reference was counted")
-        if isinstance(counts, Histogram) and isinstance(other, Histogram) and counts.edges != other.edges:
+        if (
+            isinstance(counts, Histogram)
+            and isinstance(window_counts, Histogram)
+            and counts.edges != window_counts.edges
+        ):
             raise SchemaError(f"the feature {name!r} has other edges in the window: count it between the reference's")
         if not counts.present + counts.missing:
             raise DataError(f"the reference of the feature {name!r} counts no rows: make it of the training rows")
@@ -359,15 +363,15 @@ def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
     n, m = reference.independent, current.independent
     least = LEAST_EXPECTED * (n + m) / min(n, m)
     if isinstance(reference, Histogram) and isinstance(current, Histogram):
-        both = np.array([reference.counts, current.counts], dtype=np.float64)
-        totals = both.sum(axis=0)
+        counts = np.array([reference.counts, current.counts], dtype=np.float64)
+        totals = counts.sum(axis=0)
         starts, room = [0], 0.0
         for cell, total in enumerate(totals):
             if room >= least and totals[cell:].sum() >= least:
                 starts.append(cell)
                 room = 0.0
             room += total
-        joined = np.add.reduceat(both, starts, axis=1)
+        joined = np.add.reduceat(counts, starts, axis=1)
         return joined[0], joined[1]
     assert isinstance(reference, Categories)
     assert isinstance(current, Categories)
@@ -376,12 +380,12 @@ def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
     per_occurrence, now = n / reference.total, m / current.total
     pairs = [(per_occurrence * count, now * current.counts.get(name, 0)) for name, count in reference.counts.items()]
     pairs = sorted((pair for pair in pairs if sum(pair) >= least), key=sum, reverse=True)[: MOST_CELLS - 1]
-    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    rest = np.maximum(np.array([n, m]) - both.sum(axis=0), 0.0)
-    if not len(both):
-        return rest[:1], rest[1:]
-    if rest.sum() >= least:
-        both = np.vstack([both, rest])
+    counts = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    unnamed = np.maximum(np.array([n, m]) - counts.sum(axis=0), 0.0)
+    if not len(counts):
+        return unnamed[:1], unnamed[1:]
+    if unnamed.sum() >= least:
+        counts = np.vstack([counts, unnamed])
     else:
-        both[-1] += rest
-    return both[:, 0], both[:, 1]
+        counts[-1] += unnamed
+    return counts[:, 0], counts[:, 1]

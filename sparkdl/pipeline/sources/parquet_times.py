@@ -49,9 +49,9 @@ def check_types(schema: pa.Schema, file: str) -> None:
         SchemaError: names the column, its type and what to write instead.
     """
     for field in schema:
-        inner = [] if pa.types.is_timestamp(field.type) else _leaves(field.type)
-        nested = any(_nanoseconds(kind) for kind in inner)
-        if nested or any(pa.types.is_time(kind) or pa.types.is_float16(kind) for kind in inner):
+        leaf_types = [] if pa.types.is_timestamp(field.type) else _leaves(field.type)
+        nested = any(_nanoseconds(kind) for kind in leaf_types)
+        if nested or any(pa.types.is_time(kind) or pa.types.is_float16(kind) for kind in leaf_types):
             instead = "microseconds (pyarrow: write_table(..., coerce_timestamps='us'))" if nested else "another type"
             raise SchemaError(
                 f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
@@ -70,11 +70,11 @@ def nanosecond_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, str | None
     first: dict[str, tuple[str, pa.DataType]] = {}
     for file, schema in schemas.items():
         for field in schema:
-            before, kind = first.setdefault(field.name, (file, field.type))
+            first_file, kind = first.setdefault(field.name, (file, field.type))
             if kind != field.type and (_nanoseconds(kind) or _nanoseconds(field.type)):
                 raise SchemaError(
-                    f"the column {field.name!r} is {kind} in {before} and {field.type} in {file}, which Spark does not "
-                    "read together: write the one as the other"
+                    f"the column {field.name!r} is {kind} in {first_file} and {field.type} in {file}, which Spark does "
+                    "not read together: write the one as the other"
                 )
     return {name: kind.tz for name, (_, kind) in first.items() if _nanoseconds(kind)}
 
@@ -82,15 +82,15 @@ def nanosecond_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, str | None
 @contextmanager
 def nanoseconds_as_numbers(spark: SparkSession) -> Iterator[None]:
     """Let Spark find columns of nanoseconds to be whole numbers."""
-    before = spark.conf.get(_AS_NUMBERS, None)
+    setting_before = spark.conf.get(_AS_NUMBERS, None)
     spark.conf.set(_AS_NUMBERS, "true")
     try:
         yield
     finally:
-        if before is None:
+        if setting_before is None:
             spark.conf.unset(_AS_NUMBERS)
         else:
-            spark.conf.set(_AS_NUMBERS, before)
+            spark.conf.set(_AS_NUMBERS, setting_before)
 
 
 def in_microseconds(spark: SparkSession, frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:

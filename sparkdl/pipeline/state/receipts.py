@@ -165,13 +165,13 @@ def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Itera
     valid = [receipts_of_step[name] for name in partitions if name in receipts_of_step and receipts_of_step[name].key]
     if valid:
         receipts.write([replace(receipt, key="") for receipt in valid])
-    made: dict[str, tuple[str, Any]] = {}
-    yield made
-    if made:
+    new_receipts: dict[str, tuple[str, Any]] = {}
+    yield new_receipts
+    if new_receipts:
         receipts.write(
             [
                 Receipt(step=step, partition=name, key=key, facts=encode(facts).decode())
-                for name, (key, facts) in made.items()
+                for name, (key, facts) in new_receipts.items()
             ]
         )
 
@@ -277,11 +277,11 @@ class ReceiptTable:
         if (step, key) not in self._results:
             document = self.document(step, key)
             try:
-                made = read(document, kind, _AGAIN, _MAX_BYTES) if document.exists() else None
+                facts = read(document, kind, _AGAIN, _MAX_BYTES) if document.exists() else None
             except IntegrityError as error:
                 logger.warning("%s: the step is done again", error)
-                made = None
-            self._results[step, key] = made
+                facts = None
+            self._results[step, key] = facts
         result: T | None = self._results[step, key]
         return result
 

@@ -116,9 +116,9 @@ class DriftStep(Step):
         past = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
         if past:
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past])
-        with replacing(receipts, self.name, stale.keys) as made:
+        with replacing(receipts, self.name, stale.keys) as new_receipts:
             for name, key in stale.keys.items():
-                made[name] = (str(key), Looked(drift=drift_by_window.get(name), problem=problem))
+                new_receipts[name] = (str(key), Looked(drift=drift_by_window.get(name), problem=problem))
         return True
 
     def tell(self, run: Run) -> None:

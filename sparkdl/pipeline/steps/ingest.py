@@ -195,8 +195,8 @@ def keep_source_windows(run: Run, windows: Mapping[str, str]) -> None:
     if state.snapshot.windows is None and key is not None:
         receipt = state.receipts.of("source").get(WHOLE)
         if receipt is None or receipt.key != key or receipt.read(dict[str, str]) != windows:  # of some only counted yet
-            with replacing(state.receipts, "source", [WHOLE]) as made:
-                made[WHOLE] = (key, windows)
+            with replacing(state.receipts, "source", [WHOLE]) as new_receipts:
+                new_receipts[WHOLE] = (key, windows)
 
 
 def deleted_windows(run: Run) -> list[str]:
@@ -204,8 +204,8 @@ def deleted_windows(run: Run) -> list[str]:
     windows = source_windows(run)
     if windows is None:
         return []
-    held = {*windows, *_due(run, windows)}
-    return [name for name, receipt in run.state.windows().items() if receipt.read and name not in held]
+    expected = {*windows, *_due(run, windows)}
+    return [name for name, receipt in run.state.windows().items() if receipt.read and name not in expected]
 
 
 def tell_deleted(run: Run) -> None:
@@ -218,14 +218,14 @@ def tell_deleted(run: Run) -> None:
 def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
     project, state = run.project, run.state
     rules, lost = rules_of(project), lost_windows(project, state)
-    done = {
+    done_versions = {
         name: windows[name]
         for name, receipt in state.receipts.of("ingest").items()
         if name in windows and name not in lost and receipt.key == window_key(rules, windows[name])
     }
     return due(
         windows,
-        done,
+        done_versions,
         now=run.request.now,
         again=None if run.backfilled else run.request.again,
         held=[name for name, receipt in state.windows().items() if receipt.read],
@@ -233,7 +233,7 @@ def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
     )
 
 
-def _made_by(state: State, rules: str) -> bool:
+def _has_windows_by(state: State, rules: str) -> bool:
     """Whether any window was made by these rules."""
     windows = state.windows()
     return any(receipt.key and windows[name].rules == rules for name, receipt in state.receipts.of("ingest").items())
@@ -241,8 +241,8 @@ def _made_by(state: State, rules: str) -> bool:
 
 def lost_windows(project: Project, state: State) -> set[str]:
     """The windows whose clean rows are gone with their table."""
-    kept = {name for name, receipt in state.windows().items() if receipt.kept}
-    return set() if not kept or state.places.table(project.tables.table("clean").uri) else kept
+    with_rows = {name for name, receipt in state.windows().items() if receipt.kept}
+    return set() if not with_rows or state.places.table(project.tables.table("clean").uri) else with_rows
 
 
 def check_lost(project: Project, state: State, deleted: list[str]) -> None:
@@ -257,10 +257,10 @@ def check_lost(project: Project, state: State, deleted: list[str]) -> None:
         DataError: rows were in it that the source no longer holds.
     """
     lost, uri = lost_windows(project, state), project.tables.table("clean").uri
-    gone = [name for name in deleted if name in lost]
-    if gone:
+    lost_for_good = [name for name in deleted if name in lost]
+    if lost_for_good:
         raise DataError(
-            f"the clean rows {uri} are gone, and the source no longer holds {span(gone)} of them: restore the "
+            f"the clean rows {uri} are gone, and the source no longer holds {span(lost_for_good)} of them: restore the "
             "table, or take these windows out with source.deleted_windows=remove"
         )
     if lost:
@@ -305,7 +305,7 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
         row_counts = {name: size.rows_about for name, size in snapshot.sizes.items()}
     elif windows is not None:  # the source is as it was when its windows were last told
         row_counts = counted(source_rows) if files is None else files.rows
-    elif spec.transform is None and source.rows_may_change and not _made_by(state, rules_of(project)):
+    elif spec.transform is None and source.rows_may_change and not _has_windows_by(state, rules_of(project)):
         # every window is due, and the pass that writes them hashes what it reads
         row_counts = counted(source_rows) if files is None else files.rows
         windows = dict.fromkeys(row_counts, AS_READ)
@@ -315,11 +315,11 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
         check_unchanged(source, snapshot)
         keep_source_windows(run, windows)
     todo = {name: windows.get(name, "") for name in _due(run, windows)}
-    held = [name for name in todo if name in windows]
+    todo_in_source = [name for name in todo if name in windows]
     check_lost(project, state, deleted_windows(run))
-    if files is not None and not files.keys_are_unique(held, spec.source.key):
+    if files is not None and not files.keys_are_unique(todo_in_source, spec.source.key):
         files, source_rows = None, read_rows(spark, source, snapshot)
-    due_rows = of_windows(source_rows, source, held) if files is None else source_rows
+    due_rows = of_windows(source_rows, source, todo_in_source) if files is None else source_rows
     rows = transformed(spark, project.file, due_rows)
     project.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
     if not todo:
@@ -331,17 +331,19 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
         if snapshot.windows is not None:  # whose sizes tell them about: the source's files may know, else Spark counts
             counts = source.rows_by_window(snapshot)
             rows_before = (
-                counted(due_rows) if counts is None else {name: counts[name] for name in held if name in counts}
+                counted(due_rows)
+                if counts is None
+                else {name: counts[name] for name in todo_in_source if name in counts}
             )
         if not source.rows_may_change and spec.source.when is not None:
-            source.check_within({name: windows[name] for name in held}, fingerprints(due_rows)[0])
-    done = _replace_windows(spark, run, rows, todo, largest, rows_before, version, files)
+            source.check_within({name: windows[name] for name in todo_in_source}, fingerprints(due_rows)[0])
+    ingested = _replace_windows(spark, run, rows, todo, largest, rows_before, version, files)
     if snapshot.windows is None:
-        read = {receipt.window: receipt.fingerprint for receipt in done.done if receipt.window in windows}
+        read = {receipt.window: receipt.fingerprint for receipt in ingested.done if receipt.window in windows}
         keep_source_windows(run, {**windows, **read})
     if removed := [name for name in todo if name not in windows]:
         run.record.windows["removed"] = removed
-    return done
+    return ingested
 
 
 def check_columns(spark: SparkSession, project: Project, state: State) -> None:
@@ -394,9 +396,9 @@ def _replace_windows(
     """
     project, state = run.project, run.state
     spec = project.spec
-    taken = sorted({OUTCOME, BROKEN, SALT, SLOT} & set(prepared.columns))
-    if taken:
-        raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
+    reserved = sorted({OUTCOME, BROKEN, SALT, SLOT} & set(prepared.columns))
+    if reserved:
+        raise SchemaError(f"the rows have a column {reserved[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None
     checksum = RowChecksum()
     stored = state.snapshot.bytes
@@ -425,17 +427,20 @@ def _replace_windows(
             check_hashes(todo, outcomes_by_window, alive=project.source.rows_may_change)
         check_unchanged(project.source, state.snapshot)
         check_shares(outcomes_by_window, spec.expect)
-        kept = sum(outcomes.rows.get(KEPT, 0) for outcomes in outcomes_by_window.values())
-        check_files(valid, kept, clean.plan.uri)
-        quarantined = sum(sum(outcomes.quarantined.values()) for outcomes in outcomes_by_window.values())
-        check_files(invalid, quarantined, quarantine.plan.uri)
+        kept_rows = sum(outcomes.rows.get(KEPT, 0) for outcomes in outcomes_by_window.values())
+        check_files(valid, kept_rows, clean.plan.uri)
+        quarantined_rows = sum(sum(outcomes.quarantined.values()) for outcomes in outcomes_by_window.values())
+        check_files(invalid, quarantined_rows, quarantine.plan.uri)
         receipts = _window_receipts(run, todo, outcomes_by_window, rows_before)
-        with replacing(state.receipts, "ingest", todo) as made:
+        with replacing(state.receipts, "ingest", todo) as new_receipts:
             pending.pop("quarantine").commit(invalid)  # which takes its own files away where it is refused
             version = pending.pop("clean").commit(valid).version
             rules = rules_of(project)
             for receipt in receipts:
-                made[receipt.window] = (window_key(rules, receipt.fingerprint), replace(receipt, version=version))
+                new_receipts[receipt.window] = (
+                    window_key(rules, receipt.fingerprint),
+                    replace(receipt, version=version),
+                )
     except BaseException:
         for staged in pending.values():
             staged.abandon()
@@ -461,7 +466,7 @@ def _window_receipts(
     rules, receipts = rules_of(run.project), []
     for name, fingerprint in sorted(todo.items()):
         outcomes = outcomes_by_window.get(name, Outcomes())
-        made = WindowReceipt(
+        window_receipt = WindowReceipt(
             window=name,
             fingerprint=outcomes.everything if fingerprint == AS_READ else fingerprint,
             rules=rules,
@@ -475,8 +480,8 @@ def _window_receipts(
             unlabelled=outcomes.unlabelled,
             run_id=run.run_id,
         )
-        made.check()
-        receipts.append(made)
+        window_receipt.check()
+        receipts.append(window_receipt)
     return tuple(receipts)
 
 
@@ -520,9 +525,10 @@ def _staged(
 
     tables = project.tables
     partitions = [{WINDOW: name} for name in todo]
-    table, held = tables.table("clean"), [name for name, receipt in state.windows().items() if receipt.kept]
+    table = tables.table("clean")
+    windows_with_rows = [name for name, receipt in state.windows().items() if receipt.kept]
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
-    if version >= 0 and set(held) <= set(todo):
+    if version >= 0 and set(windows_with_rows) <= set(todo):
         clean = table.stage(
             schema,
             "overwrite",
@@ -533,7 +539,7 @@ def _staged(
         )
     else:
         if version >= 0:
-            windows = sorted({*held, *todo} - {NO_TIME})
+            windows = sorted({*windows_with_rows, *todo} - {NO_TIME})
             remedy = f"do all windows again with --backfill {windows[0]}..{windows[-1]}, or change the source back"
             merged_schema(table.uri, table.schema_json(), delta_schema(schema).to_json(), remedy)
         clean = table.stage_partitions(

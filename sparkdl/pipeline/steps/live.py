@@ -89,8 +89,8 @@ class LiveStep(Step):
         receipt = state.receipts.of(self.name).get(name)
         earlier = Live(label=name, metric=_metric(project.spec)) if receipt is None else receipt.read(Live)
         live = _compared(project, state, state.clean(spark), earlier)
-        with replacing(state.receipts, self.name, stale.keys) as made:
-            made[name] = (str(key), live)
+        with replacing(state.receipts, self.name, stale.keys) as new_receipts:
+            new_receipts[name] = (str(key), live)
         return live.windows != earlier.windows
 
     def tell(self, run: Run) -> None:

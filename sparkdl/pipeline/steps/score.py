@@ -86,7 +86,7 @@ class ScoreStep(Step):
         windows, part, table = list(partitions), spec.score.window, Table(target)
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
         frame = _predicted(run, rows, champion, windows)
-        with replacing(state.receipts, self.name, stale.keys) as made:
+        with replacing(state.receipts, self.name, stale.keys) as new_receipts:
             counts = _replaced(state, table, frame, windows)
             for window, partition in partitions.items():
                 scored = Scored(
@@ -97,7 +97,7 @@ class ScoreStep(Step):
                     version=champion.version,
                     artifact=champion.artifact,
                 )
-                made[partition] = (str(stale.keys[partition]), scored)
+                new_receipts[partition] = (str(stale.keys[partition]), scored)
         record.windows["score"] = sorted(partition.partition(" ")[0] for partition in (*stale.keys, *stale.fresh))
         record.predictions = counts
         record.places["predictions"] = table.uri

@@ -300,13 +300,13 @@ def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel | None
         negative = next(value for value in values if value != positive)
         rows_of = {row["value"]: row["count"] for row in value_counts}
         return FittedLabel(name=name, type="binary", classes=(negative, positive), mean=rows_of[positive] / total)
-    wanted = tuple(_as_spark(value) for value in label.classes) or tuple(values)
-    other = [value for value in values if value not in wanted]
-    if other:
+    classes = tuple(_as_spark(value) for value in label.classes) or tuple(values)
+    unnamed = [value for value in values if value not in classes]
+    if unnamed:
         raise DataError(
-            f"label {name!r} has the value {other[0]!r}, and classes are {list(wanted)}: name it, or refuse it"
+            f"label {name!r} has the value {unnamed[0]!r}, and classes are {list(classes)}: name it, or refuse it"
         )
-    return FittedLabel(name=name, type="multiclass", classes=wanted)
+    return FittedLabel(name=name, type="multiclass", classes=classes)
 
 
 def _positive(name: str, label: Label, values: list[str]) -> str:

@@ -93,9 +93,9 @@ def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            made = factory(features=features, **model.arguments)
+            network = factory(features=features, **model.arguments)
     except Exception as error:
         raise ConfigError(f"model.factory={target} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"model.factory={target} returned a {type(made).__name__}: return a torch.nn.Module")
-    return made
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"model.factory={target} returned a {type(network).__name__}: return a torch.nn.Module")
+    return network
