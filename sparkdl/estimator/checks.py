@@ -46,14 +46,14 @@ _WRITING_PARAMS = (
 )
 
 
-def check_frame(what: str, given: Any) -> None:
+def check_frame(what: str, frame: Any) -> None:
     """Refuse what is no DataFrame of Spark.
 
     Raises:
         SchemaError: names the type, and the remedy for pandas.
     """
-    if not isinstance(given, DataFrame):
-        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    if not isinstance(frame, DataFrame):
+        kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
         raise SchemaError(f"{what} takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)")
 
 
@@ -249,16 +249,18 @@ def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, w
         raise DataError(f"validation={wanted!r} leaves 0 rows to validate on beside {train.rows}: choose more, or None")
 
 
-def check_steps(name: str, wanted: int | None, manifest: Manifest | None, rows_per_step: int) -> None:
+def check_steps(name: str, steps_asked: int | None, manifest: Manifest | None, rows_per_step: int) -> None:
     """Refuse more steps than the rows give.
 
     Raises:
         ConfigError: names both numbers.
     """
     steps = 0 if manifest is None else -(-manifest.rows // rows_per_step)
-    if wanted is not None and wanted > steps:
-        held = 0 if manifest is None else manifest.rows
-        raise ConfigError(f"{name}={wanted} exceeds the {steps} steps of {held} rows, {rows_per_step} a step: lower it")
+    if steps_asked is not None and steps_asked > steps:
+        rows = 0 if manifest is None else manifest.rows
+        raise ConfigError(
+            f"{name}={steps_asked} exceeds the {steps} steps of {rows} rows, {rows_per_step} a step: lower it"
+        )
 
 
 def check_values(manifest: Manifest, roles: Roles) -> None:

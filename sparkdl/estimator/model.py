@@ -529,10 +529,10 @@ def _check_shapes(signature: Signature, columns: Sequence[str], shapes: Sequence
         )
     for column, shape in zip(columns, shapes or (), strict=False):
         field = next(one for one in signature.inputs if column in one.columns)
-        wanted = [-1, -1] if None in field.shape else [-1, *field.shape]
-        if list(shape) != wanted or len(field.columns) > 1:
+        expected = [-1, -1] if None in field.shape else [-1, *field.shape]
+        if list(shape) != expected or len(field.columns) > 1:
             raise ConfigError(
-                f"input_shapes gives {list(shape)} for {column!r}, and the model was made to take {wanted} of "
+                f"input_shapes gives {list(shape)} for {column!r}, and the model was made to take {expected} of "
                 f"{list(field.columns)}: leave it as it was, or fit again"
             )
 

@@ -99,8 +99,8 @@ class ModelCall:
     def arguments(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments for one batch."""
         named = {argument.name: argument(tensors) for argument in self.inputs}
-        beside = [argument.name for argument in self.inputs if argument.form in COMPANIONS]
-        arguments = Arguments.of(self.style, named, beside)
+        companion_names = [argument.name for argument in self.inputs if argument.form in COMPANIONS]
+        arguments = Arguments.of(self.style, named, companion_names)
         return arguments.positional, dict(arguments.named)
 
     def __call__(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -205,7 +205,7 @@ def _extremes(spec: TensorSpec, manifest: Manifest, one_table: bool) -> torch.Te
         return torch.ones(ROWS, *length, dtype=torch.uint8)
     dtype = getattr(torch, spec.dtype)
     statistics = [manifest.statistics.get(column) for column in spec.columns]
-    bounds = [[(getattr(one, end) or 0) if one else 0 for one in statistics] for end in ("min", "max")]
+    bounds = [[(getattr(stats, end) or 0) if stats else 0 for stats in statistics] for end in ("min", "max")]
     packed = len(spec.columns) > 1 or (spec.shape == (1,) and spec.name != spec.columns[0])
     if packed:
         return torch.tensor(bounds, dtype=dtype)
@@ -241,12 +241,12 @@ def probe(
     check_batch_norm(model)
     for argument in by_column:
         _check_bytes(argument, manifests[0])
-    asked = [with_lengths(model, each, manifests) for each in (inputs, by_column)]
+    sized = [with_lengths(model, arguments, manifests) for arguments in (inputs, by_column)]
     try:
-        return _probed(model, asked[0], asked[1], manifests[0], labels, written)
+        return _probed(model, sized[0], sized[1], manifests[0], labels, written)
     except ConfigError as error:
-        fixed = [with_lengths(model, each, manifests, every=True) for each in (inputs, by_column)]
-        if fixed == asked:
+        fixed = [with_lengths(model, arguments, manifests, every=True) for arguments in (inputs, by_column)]
+        if fixed == sized:
             raise
         try:  # it looked as if it took masks in a dict, and does not use them
             return _probed(model, fixed[0], fixed[1], manifests[0], labels, written)
@@ -262,23 +262,23 @@ def _probed(
     labels: Sequence[str],
     written: bool,
 ) -> Probe:
-    first: tuple[ModelCall, Exception] | None = None
+    first_failure: tuple[ModelCall, Exception] | None = None
     for one_table in (True, False):
         batch = two_rows(manifest, one_table=one_table)
         for call in _candidates(model, inputs, by_column, batch, manifest):
             try:
                 returned = _called(model, call, batch)
             except Exception as error:
-                first = first or (call, error)
+                first_failure = first_failure or (call, error)
                 continue
             outputs = _outputs(returned, labels)
             check_rows_independent(model, functools.partial(_called, model, call), call, batch, labels)
             return Probe(call, outputs, batch, returned)
-        if first is None or not isinstance(first[1], IndexError):
+        if first_failure is None or not isinstance(first_failure[1], IndexError):
             break
-    assert first is not None
+    assert first_failure is not None
     settings = "input_shapes, feature_dtypes or feature_cols" if written else "input_shapes or feature_cols"
-    raise _refusal(model, *first, batch, manifest, settings) from first[1]
+    raise _refusal(model, *first_failure, batch, manifest, settings) from first_failure[1]
 
 
 def _check_bytes(argument: ModelInput, manifest: Manifest) -> None:
@@ -325,7 +325,10 @@ def _candidates(
     if wants_dict(parameters):
         styles.reverse()
     # Horovod hands every column over as floats; a model written for that takes integers only so.
-    floats = tuple(_as_float(argument, batch, model) for argument in inputs)
+    floats = tuple(
+        argument if batch[argument.tensor].is_floating_point() else replace(argument, dtype=floating_dtype(model))
+        for argument in inputs
+    )
     if floats != inputs:
         styles.append(("positional", floats))
     for style, arranged in styles:
@@ -365,25 +368,25 @@ def _with_forms(
         jagged = next((name for name, form in forms.items() if form == "jagged"), argument.name)
         values.append(_formed(argument, value_form(forms), jagged, manifest) if forms else argument)
     matched = {argument.name for argument in values} & set(open_names)
-    rest = iter([name for name in open_names if name not in matched])
-    named = [argument if argument.name in matched else replace(argument, name=next(rest, "")) for argument in values]
+    free_names = iter([name for name in open_names if name not in matched])
+    named = [
+        argument if argument.name in matched else replace(argument, name=next(free_names, "")) for argument in values
+    ]
     by_keyword = all(argument.name for argument in named)
-    beside = [
+    companion_inputs = [
         _formed(argument, form, name, manifest)
         for argument in inputs
         for name, form in asked.get(argument.name, {}).items()
         if form in COMPANIONS
     ]
-    return ModelCall((*(named if by_keyword else values), *beside), "keywords" if by_keyword else "positional")
+    return ModelCall(
+        (*(named if by_keyword else values), *companion_inputs), "keywords" if by_keyword else "positional"
+    )
 
 
 def _formed(argument: ModelInput, form: Form, name: str, manifest: Manifest) -> ModelInput:
     spec = manifest.tensor(argument.tensor)
     return replace(argument, name=name, form=form, valid=valid_name(spec.name) if is_varying(spec) else None)
-
-
-def _as_float(argument: ModelInput, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> ModelInput:
-    return argument if batch[argument.tensor].is_floating_point() else replace(argument, dtype=floating_dtype(model))
 
 
 def _outputs(returned: Any, labels: Sequence[str]) -> tuple[Output, ...]:
@@ -540,11 +543,11 @@ def _unasked(model: torch.nn.Module, varying: Sequence[str]) -> list[str]:
 def _check(model: torch.nn.Module, varying: Sequence[str], lengths: dict[str, tuple[int, int] | None]) -> None:
     for name in _unasked(model, varying):
         ends = lengths.get(name)
-        what = f"have {ends[0]} to {ends[1]} elements" if ends else "may differ in length"
+        range_text = f"have {ends[0]} to {ends[1]} elements" if ends else "may differ in length"
         takes = ", ".join(p.name for p in parameters_of(model))
         raise ConfigError(
-            f"rows of {name!r} {what}, and forward({takes}) of {type(model).__name__} cannot tell their elements from "
-            f"padding: {remedy(name)}"
+            f"rows of {name!r} {range_text}, and forward({takes}) of {type(model).__name__} cannot tell their "
+            f"elements from padding: {remedy(name)}"
         )
 
 
@@ -575,13 +578,13 @@ def check_rows_independent(
         return  # it draws its answers, and nothing can be said
     # The same shapes with another neighbour: the same kernels run, so that rounding is no difference.
     twice = {name: torch.cat([tensor[:1], tensor[:1]]) for name, tensor in batch.items()}
-    beside = answers(twice)
-    for label, one, two in zip(labels, together, beside, strict=True):
-        if one.shape == two.shape and not _alike(one[:1], two[:1]):
+    doubled = answers(twice)
+    for label, beside_other, beside_itself in zip(labels, together, doubled, strict=True):
+        if beside_other.shape == beside_itself.shape and not _alike(beside_other[:1], beside_itself[:1]):
             raise ConfigError(
-                f"{type(model).__name__} answers a row with {_short(two)} for {label!r}, and with {_short(one)} when "
-                f"another row is beside it, first in {_meeting(model, forward, batch, twice)}: let rows meet "
-                "nowhere but in the loss"
+                f"{type(model).__name__} answers a row with {_short(beside_itself)} for {label!r}, and with "
+                f"{_short(beside_other)} when another row is beside it, first in "
+                f"{_meeting(model, forward, batch, twice)}: let rows meet nowhere but in the loss"
             )
     if any(argument.valid for argument in call.inputs):
         _check_padding(model, answers, together, _shorter_row(call, batch), labels)
@@ -604,16 +607,16 @@ def _check_padding(
             f"{name} cannot be called with a shorter row by itself ({message}): use the mask or lengths in forward"
         ) from error
     for label, pair, single in zip(labels, together, alone, strict=True):
-        one, two = pair[:1], single
-        if one.shape != two.shape:
+        padded, unpadded = pair[:1], single
+        if padded.shape != unpadded.shape:
             raise ConfigError(
-                f"{name} returns shape {tuple(two.shape[1:])} for a row of {label!r}, and {tuple(one.shape[1:])} when "
-                "a longer row is beside it: return one shape for all rows"
+                f"{name} returns shape {tuple(unpadded.shape[1:])} for a row of {label!r}, and "
+                f"{tuple(padded.shape[1:])} when a longer row is beside it: return one shape for all rows"
             )
-        if not _alike(one, two):
+        if not _alike(padded, unpadded):
             raise ConfigError(
-                f"{name} answers a row with {_short(two)} for {label!r}, and with {_short(one)} when a longer row is "
-                "beside it: use the mask or lengths in forward, so that padding counts for nothing"
+                f"{name} answers a row with {_short(unpadded)} for {label!r}, and with {_short(padded)} when a "
+                "longer row is beside it: use the mask or lengths in forward, so that padding counts for nothing"
             )
 
 
@@ -638,10 +641,10 @@ def _meeting(model: torch.nn.Module, forward: Callable[[Rows], Any], batch: Rows
     """The first layer whose output for the first row depends on the second one."""
 
     def outputs(rows: Rows) -> list[tuple[str, torch.Tensor]]:
-        seen: list[tuple[str, torch.Tensor]] = []
+        by_layer: list[tuple[str, torch.Tensor]] = []
 
         def note(name: str) -> Callable[..., None]:
-            return lambda _module, _args, out: seen.append((name, out)) if isinstance(out, torch.Tensor) else None
+            return lambda _module, _args, out: by_layer.append((name, out)) if isinstance(out, torch.Tensor) else None
 
         hooks = [
             module.register_forward_hook(note(f"{name} ({type(module).__name__})"))
@@ -653,10 +656,10 @@ def _meeting(model: torch.nn.Module, forward: Callable[[Rows], Any], batch: Rows
         finally:
             for hook in hooks:
                 hook.remove()
-        return seen
+        return by_layer
 
-    for (name, one), (_, two) in zip(outputs(batch), outputs(twice), strict=False):
-        if one.shape == two.shape and one.ndim and not _alike(one[:1], two[:1]):
+    for (name, paired), (_, doubled) in zip(outputs(batch), outputs(twice), strict=False):
+        if paired.shape == doubled.shape and paired.ndim and not _alike(paired[:1], doubled[:1]):
             return name
     return "forward"
 
@@ -674,9 +677,13 @@ def signature_of(probed: Probe, manifest: Manifest) -> Signature:
             _companion(argument, owners[argument.tensor]) if argument.form in COMPANIONS else _field(argument, manifest)
             for argument in inputs
         ),
-        outputs=tuple(TensorField(name=one.label, dtype=one.dtype, shape=_flat(one.shape)) for one in probed.outputs),
+        outputs=tuple(
+            # a single number a row is a number, not an array of one
+            TensorField(name=output.label, dtype=output.dtype, shape=() if output.shape == (1,) else output.shape)
+            for output in probed.outputs
+        ),
         call=probed.call.style,
-        labels=tuple(one.label for one in probed.outputs),
+        labels=tuple(output.label for output in probed.outputs),
     )
 
 
@@ -689,11 +696,6 @@ def _companion(argument: ModelInput, owner: str) -> TensorField:
     if argument.form in ("lengths", "offsets"):
         return TensorField(name=argument.name, dtype="int64", form=argument.form, of=owner)
     return TensorField(name=argument.name, dtype="bool", shape=(None,), form=argument.form, of=owner)
-
-
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A single number a row is a number, not an array of one."""
-    return () if shape == (1,) else shape
 
 
 def _field(argument: ModelInput, manifest: Manifest) -> TensorField:

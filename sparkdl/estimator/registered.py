@@ -86,8 +86,11 @@ def load_model(
     from sparkdl.models.preprocessing import column_types, features_of
 
     source = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)
-    name, which = _parts(model, source)
-    published = source.get(name, which)
+    name, version_or_alias = reference(model)
+    if version_or_alias is None:
+        examples = [f"{name}@{alias}" for alias in source.aliases(name)] or [f"{name}@champion", f"{name}@3"]
+        raise ConfigError(f"{model!r} does not say which version: write {' or '.join(examples[:3])}")
+    published = source.get(name, version_or_alias)
     bundle = source.load(name, published.version, allow_pickle=allow_pickle, trusted=trusted)
     signature, training = bundle.signature, training_of(bundle.info)
     if signature is None:
@@ -101,7 +104,7 @@ def load_model(
         "metrics": published.metrics,
         "columns": column_types(bundle.info),
     }
-    made = TorchModel(
+    loaded = TorchModel(
         model=bundle.model,
         history=history,
         signature=signature,
@@ -109,13 +112,4 @@ def load_model(
         label_columns=signature.answers,
         **columns,
     )
-    return made.set_origin(training.meanings, origin).setFeatures(features)
-
-
-def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:
-    """The name, and the version or alias."""
-    name, which = reference(model)
-    if which is None:
-        examples = [f"{name}@{alias}" for alias in registry.aliases(name)] or [f"{name}@champion", f"{name}@3"]
-        raise ConfigError(f"{model!r} does not say which version: write {' or '.join(examples[:3])}")
-    return name, which
+    return loaded.set_origin(training.meanings, origin).setFeatures(features)

@@ -47,11 +47,11 @@ class LikeOutput:
         return self.function(output, label, *more, **named)
 
 
-def adapted_metrics(given: Any, labels: Sequence[str], losses: Sequence[Any]) -> dict[str, Any]:
+def adapted_metrics(metrics: Any, labels: Sequence[str], losses: Sequence[Any]) -> dict[str, Any]:
     """Return metrics by name, or by label and name.
 
     Args:
-        given: a mapping by name, a list, or Horovod's list of groups, each with one entry for all outputs or one an
+        metrics: a mapping by name, a list, or Horovod's list of groups, each with one entry for all outputs or one an
             output. An entry is a function, a torchmetrics object, or a name as ``"rmse"``.
         labels: the label columns.
         losses: one a label, made.
@@ -60,15 +60,15 @@ def adapted_metrics(given: Any, labels: Sequence[str], losses: Sequence[Any]) ->
         ConfigError: a group has neither one entry nor one a label, an entry is nothing that computes, or a name does
             not fit the loss.
     """
-    if not given:
+    if not metrics:
         return {}
     loss_of = dict(zip(labels, losses, strict=True))
-    if isinstance(given, Mapping):
-        return _with_names(given, loss_of)
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        given = [given]
+    if isinstance(metrics, Mapping):
+        return _with_names(metrics, loss_of)
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        metrics = [metrics]
     by_label: dict[str, dict[str, Any]] = {label: {} for label in labels}
-    for group in given:
+    for group in metrics:
         entries = list(group) if isinstance(group, list | tuple) else [group]
         if len(entries) not in (1, len(labels)):
             raise ConfigError(
@@ -88,7 +88,7 @@ def adapted_metrics(given: Any, labels: Sequence[str], losses: Sequence[Any]) ->
     return by_label[labels[0]] if len(labels) == 1 else by_label
 
 
-def _with_names(given: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[str, Any]:
+def _with_names(metrics: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[str, Any]:
     """The same mapping, by name or by label and name, with the metrics that its strings mean."""
 
     def resolved(entries: Mapping[str, Any], label: str) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def _with_names(given: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[st
             for name, entry in entries.items()
         }
 
-    if all(isinstance(entry, Mapping) for entry in given.values()):
-        return {label: resolved(part, label) if label in loss_of else part for label, part in given.items()}
-    if any(isinstance(entry, str) for entry in given.values()):
-        by_label = {label: resolved(given, label) for label in loss_of}
+    if all(isinstance(entry, Mapping) for entry in metrics.values()):
+        return {label: resolved(part, label) if label in loss_of else part for label, part in metrics.items()}
+    if any(isinstance(entry, str) for entry in metrics.values()):
+        by_label = {label: resolved(metrics, label) for label in loss_of}
         return by_label if len(by_label) > 1 else next(iter(by_label.values()))
-    return dict(given)
+    return dict(metrics)
 
 
 def _is_metric(entry: Any) -> bool:

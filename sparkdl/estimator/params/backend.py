@@ -84,31 +84,31 @@ class SparkBackend:
         return run(fn, args, kwargs, num_proc=self._num_proc, env={**self.env, **(env or {})}, **self.options)
 
 
-def backend_of(name: str, given: Any) -> SparkBackend | Backend:
-    """Take ``given``, the value of the parameter ``name``: ours, Horovod's own object, or one with its interface.
+def backend_of(name: str, backend: Any) -> SparkBackend | Backend:
+    """Take ``backend``, the value of the parameter ``name``: ours, Horovod's own object, or one with its interface.
 
     Raises:
         ConfigError: it is none of these.
     """
-    if isinstance(given, SparkBackend):
-        return given
-    kind = type(given)
-    if not callable(getattr(given, "num_processes", None)):
+    if isinstance(backend, SparkBackend):
+        return backend
+    kind = type(backend)
+    if not callable(getattr(backend, "num_processes", None)):
         raise ConfigError(
-            f"{name}={given!r} is a {kind.__name__}: give one of {BACKENDS}, a sparkdl.estimator.SparkBackend, or an "
+            f"{name}={backend!r} is a {kind.__name__}: give one of {BACKENDS}, a sparkdl.estimator.SparkBackend, or an "
             "object with Horovod's num_processes() and run(fn, args, kwargs, env)"
         )
     if kind.__module__.startswith("horovod.") and kind.__name__ == "SparkBackend":
-        options = getattr(given, "_kwargs", None) or {}
-        return SparkBackend(given.num_processes(), getattr(given, "_env", None), **options)
-    if callable(getattr(given, "run", None)):
-        count = given.num_processes()
+        options = getattr(backend, "_kwargs", None) or {}
+        return SparkBackend(backend.num_processes(), getattr(backend, "_env", None), **options)
+    if callable(getattr(backend, "run", None)):
+        count = backend.num_processes()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"num_processes() of {name}, a {kind.__name__}, is {count!r}: return the number of ranks")
-        own: Backend = given
+        own: Backend = backend
         return own
-    started = getattr(given, "start_timeout", None)
-    return SparkBackend(given.num_processes(), getattr(given, "env", None), start_timeout=started)
+    started = getattr(backend, "start_timeout", None)
+    return SparkBackend(backend.num_processes(), getattr(backend, "env", None), start_timeout=started)
 
 
 def is_own(backend: Any) -> bool:
