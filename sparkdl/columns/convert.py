@@ -86,12 +86,12 @@ class Converter:
             return self._packed(batch, spec)
         return self._scalar(array, spec, spec.columns[0], spec.fill[0])
 
-    def _packed_array(self, found: Values, spec: TensorSpec) -> tuple[Array, Array | None]:
+    def _packed_array(self, decoded: Values, spec: TensorSpec) -> tuple[Array, Array | None]:
         """Columns that Spark packed into arrays of equal length: their elements are the tensor already."""
         shape = (len(spec.columns),)
-        matrix = found.dense(found.elements, shape, 0)
+        matrix = decoded.dense(decoded.elements, shape, 0)
         statistics = [self.statistics[column] for column in spec.columns]
-        nulls = found.nulls_by_element(shape)
+        nulls = decoded.nulls_by_element(shape)
         if nulls is None:
             add_matrix(statistics, matrix)
             return cast_columns(matrix, spec.dtype, spec.columns), None
@@ -112,66 +112,68 @@ class Converter:
         return packed, missing
 
     def _scalar(self, array: pa.Array, spec: TensorSpec, column: str, fill: float) -> tuple[Array, Array | None]:
-        found = decode(column, array, codes=self._codes.get(spec.name))
-        if found.unseen:
-            self.unseen[spec.name] = self.unseen.get(spec.name, 0) + found.unseen
-        self.statistics[column].add(found.elements, found.nulls)
-        if found.nulls:
+        decoded = decode(column, array, codes=self._codes.get(spec.name))
+        if decoded.unseen:
+            self.unseen[spec.name] = self.unseen.get(spec.name, 0) + decoded.unseen
+        self.statistics[column].add(decoded.elements, decoded.nulls)
+        if decoded.nulls:
             self._refuse_nulls(spec)
-        elements = cast(found.elements, spec.dtype, column)
-        return found.dense(elements, (), _as_held(fill, spec) if found.nulls else 0), found.missing
+        elements = cast(decoded.elements, spec.dtype, column)
+        return decoded.dense(elements, (), _as_held(fill, spec) if decoded.nulls else 0), decoded.missing
 
     def _array(self, array: pa.Array, position: int, spec: TensorSpec) -> tuple[Any, Array | None]:
         """A column of arrays, vectors or byte strings."""
         by_row = spec.ragged or spec.dtype == "binary"
-        found = decode(spec.name, array, ragged=by_row)
+        decoded = decode(spec.name, array, ragged=by_row)
         if spec.ragged and spec.shape:
-            self._check_width(position, spec, found)
-        self._count_array(found, spec)
-        elements, fill = cast(found.elements, spec.dtype, spec.name), 0
-        if found.nulls and spec.dtype != "binary":  # a null byte string is empty, whatever fills numbers
+            self._check_width(position, spec, decoded)
+        self._count_array(decoded, spec)
+        elements, fill = cast(decoded.elements, spec.dtype, spec.name), 0
+        if decoded.nulls and spec.dtype != "binary":  # a null byte string is empty, whatever fills numbers
             fill = _as_held(spec.fill[0], spec)
-        if found.holes is not None:
-            elements = np.where(found.holes, fill, elements)
+        if decoded.holes is not None:
+            elements = np.where(decoded.holes, fill, elements)
         if by_row:
-            if found.holes is not None and spec.nulls == "mask":
+            if decoded.holes is not None and spec.nulls == "mask":
                 raise DataError(
-                    f"column {spec.name!r} is ragged and has {int(found.holes.sum())} nulls inside its arrays, which a "
-                    f"mask by row cannot mark: use nulls='fill' or declare its shape"
+                    f"column {spec.name!r} is ragged and has {int(decoded.holes.sum())} nulls inside its arrays, which "
+                    f"a mask by row cannot mark: use nulls='fill' or declare its shape"
                 )
             width = self.tensors[position].shape[0] if spec.shape else None
-            return _lists(elements, found, binary=spec.dtype == "binary", width=width), found.missing
-        some = found.missing is None or not found.missing.all()
-        shape = self._checked_shape(position, spec, found.shape if some and found.rows else None)
-        return found.dense(elements, shape, fill), found.nulls_by_element(shape)
+            return _lists(elements, decoded, binary=spec.dtype == "binary", width=width), decoded.missing
+        some = decoded.missing is None or not decoded.missing.all()
+        shape = self._checked_shape(position, spec, decoded.shape if some and decoded.rows else None)
+        return decoded.dense(elements, shape, fill), decoded.nulls_by_element(shape)
 
-    def _count_array(self, found: Values, spec: TensorSpec) -> None:
-        assert found.lengths is not None
+    def _count_array(self, decoded: Values, spec: TensorSpec) -> None:
+        assert decoded.lengths is not None
         statistics = self.statistics[spec.name]
         if spec.dtype == "binary":
-            statistics.add(found.lengths, found.nulls)
+            statistics.add(decoded.lengths, decoded.nulls)
         else:
-            statistics.add_lengths(found.row_lengths() // (found.width or 1))
-            statistics.add(found.elements if found.holes is None else found.elements[~found.holes], found.nulls)
-        if found.nulls:
+            statistics.add_lengths(decoded.row_lengths() // (decoded.width or 1))
+            statistics.add(
+                decoded.elements if decoded.holes is None else decoded.elements[~decoded.holes], decoded.nulls
+            )
+        if decoded.nulls:
             self._refuse_nulls(spec)
 
     def _refuse_nulls(self, spec: TensorSpec) -> None:
         if spec.nulls == "error":
             self.refused = True
 
-    def _check_width(self, position: int, spec: TensorSpec, found: Values) -> None:
+    def _check_width(self, position: int, spec: TensorSpec, decoded: Values) -> None:
         """Compare the length of the arrays inside ragged rows with the one planned; learn it where it was unknown."""
-        if spec.shape == (UNKNOWN,) and found.width:
-            self.tensors[position] = replace(spec, shape=(found.width,))
+        if spec.shape == (UNKNOWN,) and decoded.width:
+            self.tensors[position] = replace(spec, shape=(decoded.width,))
         elif spec.shape == (UNKNOWN,):
             raise DataError(
                 f"column {spec.name!r} is null or empty in all rows of a batch, so the length of the arrays inside its "
                 "rows is unknown: drop such rows, or repartition the frame"
             )
-        elif found.width not in (0, *spec.shape):
+        elif decoded.width not in (0, *spec.shape):
             raise DataError(
-                f"column {spec.name!r} has arrays of {spec.shape[0]} and of {found.width} numbers inside its rows, "
+                f"column {spec.name!r} has arrays of {spec.shape[0]} and of {decoded.width} numbers inside its rows, "
                 "where a tensor needs one length: pad or cut them to one"
             )
 
@@ -187,9 +189,9 @@ class Converter:
             return planned
         if UNKNOWN in planned:
             self.tensors[position] = replace(spec, shape=shape)
-            for other, mask in enumerate(self.tensors):
+            for position_of_mask, mask in enumerate(self.tensors):
                 if mask.mask_of == spec.name:
-                    self.tensors[other] = replace(mask, shape=shape)
+                    self.tensors[position_of_mask] = replace(mask, shape=shape)
             return shape
         if int(np.prod(shape)) != int(np.prod(planned)) or (len(shape) == len(planned) and shape != planned):
             raise SchemaError(
@@ -204,17 +206,17 @@ def _as_held(fill: float, spec: TensorSpec) -> Any:
     return cast(np.array([fill]), spec.dtype, spec.name)[0]
 
 
-def _lists(elements: Array, found: Values, *, binary: bool, width: int | None = None) -> pa.Array:
+def _lists(elements: Array, decoded: Values, *, binary: bool, width: int | None = None) -> pa.Array:
     """Lists, or byte strings, of the elements, or of arrays of ``width`` of them; rows that are null become empty."""
-    offsets = np.zeros(found.rows + 1, np.int64 if binary else np.int32)
-    np.cumsum(found.row_lengths() // (found.width or 1), out=offsets[1:])
+    offsets = np.zeros(decoded.rows + 1, np.int64 if binary else np.int32)
+    np.cumsum(decoded.row_lengths() // (decoded.width or 1), out=offsets[1:])
     if binary:
         return pa.Array.from_buffers(
-            pa.large_binary(), found.rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(elements))]
+            pa.large_binary(), decoded.rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(elements))]
         )
     values = from_numpy(elements)
     if width is not None:
-        inner = pa.list_(pa.field("item", values.type, nullable=False), width)
-        values = pa.Array.from_buffers(inner, len(values) // width, [None], children=[values])
+        array_type = pa.list_(pa.field("item", values.type, nullable=False), width)
+        values = pa.Array.from_buffers(array_type, len(values) // width, [None], children=[values])
     kind = pa.list_(pa.field("item", values.type, nullable=False))
-    return pa.Array.from_buffers(kind, found.rows, [None, pa.py_buffer(offsets)], children=[values])
+    return pa.Array.from_buffers(kind, decoded.rows, [None, pa.py_buffer(offsets)], children=[values])

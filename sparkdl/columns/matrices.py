@@ -56,40 +56,40 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int |
     """
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return Matrix(to_numpy(column)[:, None])  # as decode does, in a quarter of the time: tables have many
-    found = decode(name, column, ragged=ragged)
-    if ragged and found.width not in (0, inner):
+    decoded = decode(name, column, ragged=ragged)
+    if ragged and decoded.width not in (0, inner):
         raise DataError(
-            f"column {name!r} has {found.width} numbers in each element of its rows, and the model was trained with "
+            f"column {name!r} has {decoded.width} numbers in each element of its rows, and the model was trained with "
             f"{inner}: give the column that it was trained with"
         )
-    if found.shape is None:
-        return _padded(found)
-    untold = found.lengths is not None and not found.lengths.size
-    size = width if untold and width is not None else math.prod(found.shape)
-    values, holes = found.dense(found.elements, (size,), 0), found.nulls_by_element((size,))
-    return Matrix(values, holes, _missing(found, holes))
+    if decoded.shape is None:
+        return _padded(decoded)
+    untold = decoded.lengths is not None and not decoded.lengths.size
+    size = width if untold and width is not None else math.prod(decoded.shape)
+    values, holes = decoded.dense(decoded.elements, (size,), 0), decoded.nulls_by_element((size,))
+    return Matrix(values, holes, _missing(decoded, holes))
 
 
-def _padded(found: Values) -> Matrix:
+def _padded(decoded: Values) -> Matrix:
     """Rows of different lengths, zeros behind the shorter ones."""
-    lengths = found.row_lengths()
+    lengths = decoded.row_lengths()
     longest = int(lengths.max(initial=0))
     valid = np.arange(longest) < lengths[:, None]
     if valid.all():
-        even = None if found.holes is None else found.holes.reshape(valid.shape)
-        return Matrix(found.elements.reshape(valid.shape), even, _missing(found, even), valid)
-    values = np.zeros((found.rows, longest), found.elements.dtype)
-    values[valid] = found.elements
+        even = None if decoded.holes is None else decoded.holes.reshape(valid.shape)
+        return Matrix(decoded.elements.reshape(valid.shape), even, _missing(decoded, even), valid)
+    values = np.zeros((decoded.rows, longest), decoded.elements.dtype)
+    values[valid] = decoded.elements
     holes = None
-    if found.holes is not None or found.missing is not None:
+    if decoded.holes is not None or decoded.missing is not None:
         holes = np.zeros(values.shape, np.bool_)
-        if found.holes is not None:
-            holes[valid] = found.holes
-        if found.missing is not None:
-            holes[found.missing] = True
-    return Matrix(values, holes, _missing(found, holes), valid)
+        if decoded.holes is not None:
+            holes[valid] = decoded.holes
+        if decoded.missing is not None:
+            holes[decoded.missing] = True
+    return Matrix(values, holes, _missing(decoded, holes), valid)
 
 
-def _missing(found: Values, holes: Array | None) -> Array | None:
+def _missing(decoded: Values, holes: Array | None) -> Array | None:
     """Which rows are null, or have a null element."""
-    return found.missing if found.holes is None or holes is None else np.asarray(holes.any(axis=1))
+    return decoded.missing if decoded.holes is None or holes is None else np.asarray(holes.any(axis=1))

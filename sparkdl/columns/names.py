@@ -46,9 +46,9 @@ def check_names(names: Sequence[str], used: Iterable[str], *, cases: bool = Fals
         SchemaError: names them.
     """
     for name in used:
-        same = [one for one in names if folded(one, cases=cases) == folded(name, cases=cases)]
-        if len(same) > 1:
+        alike = [other for other in names if folded(other, cases=cases) == folded(name, cases=cases)]
+        if len(alike) > 1:
             raise SchemaError(
-                f"the frame has {len(same)} columns of the name {name!r}, {same}, which Spark does not tell apart: "
+                f"the frame has {len(alike)} columns of the name {name!r}, {alike}, which Spark does not tell apart: "
                 "rename or drop all but one"
             )

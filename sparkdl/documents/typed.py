@@ -176,11 +176,11 @@ def _too_large(source: Source, size: int, limit: int) -> IntegrityError:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         double, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {_shown(double)} stands there twice")
-    return found
+    return values
 
 
 def _encodable(value: Any) -> bool:
@@ -212,8 +212,8 @@ def _bound_depth(value: Any, source: Source) -> None:
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
-        inner = (part.values() if type(part) is dict else part for part in level if type(part) in (dict, list))
-        level = [part for parts in inner for part in parts if type(part) in (dict, list)]
+        children = (part.values() if type(part) is dict else part for part in level if type(part) in (dict, list))
+        level = [part for parts in children for part in parts if type(part) in (dict, list)]
     raise source.error(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
@@ -238,26 +238,26 @@ def _of(info: inspect.Type) -> _Walker:
     if isinstance(info, inspect.DataclassType):
         return _fields(info)
     if isinstance(info, inspect.UnionType):
-        found = [walk for walk in map(_of, info.types) if walk is not None]
-        return found[0] if found else None
+        walkers = [walk for walk in map(_of, info.types) if walk is not None]
+        return walkers[0] if walkers else None
     if isinstance(info, inspect.ListType | inspect.VarTupleType | inspect.CollectionType):
-        inner = _of(info.item_type)
-        return inner and _items(inner)
+        part_walker = _of(info.item_type)
+        return part_walker and _items(part_walker)
     if isinstance(info, inspect.DictType):
-        inner = _of(info.value_type)
-        return inner and _values(inner)
+        part_walker = _of(info.value_type)
+        return part_walker and _values(part_walker)
     return None
 
 
 def _fields(info: inspect.DataclassType) -> _Walker:
-    known = {field.encode_name: _of(field.type) for field in info.fields}
+    walkers = {field.encode_name: _of(field.type) for field in info.fields}
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, dict):
             for name, part in value.items():
-                if name not in known:
+                if name not in walkers:
                     raise msgspec.ValidationError(f"the field {_shown(name)} is unknown - at `{path}`")
-                _refuse_unknown(part, known[name], f"{path}.{name}")
+                _refuse_unknown(part, walkers[name], f"{path}.{name}")
 
     return walk
 

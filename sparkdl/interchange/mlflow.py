@@ -600,15 +600,15 @@ def output_schema(fields: Sequence[TensorField], columns: Sequence[str]) -> Any:
     from mlflow.types.schema import Array, ColSpec, DataType, Object, Property, Schema
 
     def kind(field: TensorField) -> Any:
-        made: Any = DataType[_OUTPUTS[field.dtype]]
+        data_type: Any = DataType[_OUTPUTS[field.dtype]]
         for _ in field.shape:
-            made = Array(made)
-        return made
+            data_type = Array(data_type)
+        return data_type
 
     kinds = {name: kind(field) for name, field in zip(columns, fields, strict=True)}
     if len(kinds) == 1 and fields[0].shape:  # whose arrays spark_udf finds only in a struct
-        return Schema([ColSpec(Object([Property(name, made) for name, made in kinds.items()]))])
-    return Schema([ColSpec(made, name) for name, made in kinds.items()])
+        return Schema([ColSpec(Object([Property(name, data_type) for name, data_type in kinds.items()]))])
+    return Schema([ColSpec(data_type, name) for name, data_type in kinds.items()])
 
 
 def example_row(signature: Signature, features: Features | None, types: Mapping[str, str]) -> Any:

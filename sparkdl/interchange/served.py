@@ -57,12 +57,12 @@ class Served:
         wanted = predicted(info)
         bundle, features = load_bundle(info.folder, expected_hash=info.content_hash), features_of(info)
         model, signature = with_outputs(bundle.model, signature_of(info), [one.output for one in wanted])
-        given = model if features is None else WithFeatures(model, features)
+        scored_model = model if features is None else WithFeatures(model, features)
         types = column_types(info)
         times = [one for one in (features.fitted if features else ()) if isinstance(one.options, DateParts)]
         sources = [one.options.source(one.name) for one in times]
         instants = frozenset(name for name in sources if types.get(name) == "timestamp")
-        return Served(given, signature, tuple(one.column for one in wanted), instants)
+        return Served(scored_model, signature, tuple(one.column for one in wanted), instants)
 
     def predict(self, rows: Any) -> Any:
         """The prediction columns of rows.
@@ -87,8 +87,8 @@ class Served:
                     "dt.tz_localize, or instead of spark_udf use sparkdl.load_model(...).transform"
                 )
         table = score_rows(self.model, rows, signature=self.signature, config=ScoreConfig(device="cpu"))
-        made = {name: table.column(place).to_pandas().to_numpy() for place, name in enumerate(self.columns)}
-        return pd.DataFrame(made, index=rows.index)
+        predictions = {name: table.column(place).to_pandas().to_numpy() for place, name in enumerate(self.columns)}
+        return pd.DataFrame(predictions, index=rows.index)
 
 
 def signature_of(info: BundleInfo) -> Signature:

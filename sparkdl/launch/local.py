@@ -157,14 +157,14 @@ class _Processes:
             self._threads[slot].join(timeout=2)  # until its last words are read
         words = self._output[slot].decode("utf-8", "replace").strip()
         if code >= 0:
-            how = f"exit code {code}"
+            ending = f"exit code {code}"
         elif code == -signal.SIGKILL:
-            how = "killed by SIGKILL, which is also what the kernel sends when memory runs out"
+            ending = "killed by SIGKILL, which is also what the kernel sends when memory runs out"
         elif code == -signal.SIGBUS:
-            how = "killed by SIGBUS, which is how reading a mapped file ends that somebody has cut short"
+            ending = "killed by SIGBUS, which is how reading a mapped file ends that somebody has cut short"
         else:
-            how = f"killed by {signal.Signals(-code).name}"
-        return f"{how}\n{words}" if words else how
+            ending = f"killed by {signal.Signals(-code).name}"
+        return f"{ending}\n{words}" if words else ending
 
 
 def _main() -> int:

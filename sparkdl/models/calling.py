@@ -108,17 +108,19 @@ def asked_forms(
         by column, the form by parameter; nothing for a column that no parameter asks for.
     """
     names = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - set(taken)
-    found: dict[str, dict[str, Form]] = {}
+    forms_by_column: dict[str, dict[str, Form]] = {}
     for column in columns:
         stem = re.sub(r"\W", "_", column)
-        wanted: dict[str, Form] = {f"{stem}_{form}": form for form in get_args(Form) if form in (*COMPANIONS, "jagged")}
-        wanted[f"{stem}__valid"] = "mask"  # what the loader of batches calls it
+        form_by_name: dict[str, Form] = {
+            f"{stem}_{form}": form for form in get_args(Form) if form in (*COMPANIONS, "jagged")
+        }
+        form_by_name[f"{stem}__valid"] = "mask"  # what the loader of batches calls it
         if column == sole:
-            wanted |= _BESIDE_ONE
-        asked = {name: form for name, form in wanted.items() if name in names}
+            form_by_name |= _BESIDE_ONE
+        asked = {name: form for name, form in form_by_name.items() if name in names}
         if asked:
-            found[column] = asked
-    return found
+            forms_by_column[column] = asked
+    return forms_by_column
 
 
 def value_form(asked: Mapping[str, Form]) -> Form:

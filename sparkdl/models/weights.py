@@ -99,24 +99,26 @@ def load_weights(model: nn.Module, path: Path, facts: WeightFacts) -> nn.Module:
     return model
 
 
-def _compare(model: nn.Module, held: TensorFacts, aliases: Mapping[str, str]) -> None:
-    strange = [name for name, owner in aliases.items() if owner not in held or name in held]
+def _compare(model: nn.Module, saved_facts: TensorFacts, aliases: Mapping[str, str]) -> None:
+    strange = [name for name, owner in aliases.items() if owner not in saved_facts or name in saved_facts]
     if strange:
         raise BundleError(f"the tensors {strange[:3]} are said to be others, which the file lacks: save it again")
-    found = {**held, **{name: held[owner] for name, owner in aliases.items()}}
+    all_facts = {**saved_facts, **{name: saved_facts[owner] for name, owner in aliases.items()}}
     expected = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    for name in [*expected, *found]:
-        mine = tuple(expected[name].shape) if name in expected else None
-        theirs, kind = found.get(name, (None, None))
-        if mine != theirs:
+    for name in [*expected, *all_facts]:
+        own_shape = tuple(expected[name].shape) if name in expected else None
+        saved_shape, saved_dtype = all_facts.get(name, (None, None))
+        if own_shape != saved_shape:
             raise BundleError(
-                f"the rebuilt model has {name!r} of shape {mine}, the saved weights {theirs}: "
+                f"the rebuilt model has {name!r} of shape {own_shape}, the saved weights {saved_shape}: "
                 "rebuild it with the arguments it was trained with"
             )
-        wanted = expected[name].dtype
-        if kind != wanted and not (kind is not None and kind.is_floating_point and wanted.is_floating_point):
+        own_dtype = expected[name].dtype
+        if saved_dtype != own_dtype and not (
+            saved_dtype is not None and saved_dtype.is_floating_point and own_dtype.is_floating_point
+        ):
             raise BundleError(  # a model may have been cast, from one type of floating point to another
-                f"the rebuilt model has {name!r} of {wanted}, the saved weights {kind}: save it again"
+                f"the rebuilt model has {name!r} of {own_dtype}, the saved weights {saved_dtype}: save it again"
             )
 
 
@@ -130,8 +132,8 @@ def _tie(model: nn.Module, name: str, owner: str) -> None:
 
 def _get(model: nn.Module, name: str) -> torch.Tensor:
     prefix, _, leaf = name.rpartition(".")
-    found: torch.Tensor = getattr(model.get_submodule(prefix), leaf)
-    return found
+    tensor: torch.Tensor = getattr(model.get_submodule(prefix), leaf)
+    return tensor
 
 
 def check_unsaved_state(model: nn.Module, again: nn.Module) -> None:
@@ -144,8 +146,8 @@ def check_unsaved_state(model: nn.Module, again: nn.Module) -> None:
     for name, tensor in _all_tensors(model).items():
         if name in saved:
             continue
-        other = _all_tensors(again).get(name)
-        if other is None or other.shape != tensor.shape or not _equal(tensor.cpu(), other.cpu()):
+        rebuilt = _all_tensors(again).get(name)
+        if rebuilt is None or rebuilt.shape != tensor.shape or not _equal(tensor.cpu(), rebuilt.cpu()):
             raise BundleError(
                 f"the model holds the tensor {name!r} outside its state_dict, and a rebuilt one has another value "
                 "there: register it as a persistent buffer, or use allow_pickle=True"
@@ -153,12 +155,12 @@ def check_unsaved_state(model: nn.Module, again: nn.Module) -> None:
 
 
 def _all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    found = dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.named_buffers(remove_duplicate=False))
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
-                found[f"{prefix}.{name}".lstrip(".")] = value
-    return found
+                tensors[f"{prefix}.{name}".lstrip(".")] = value
+    return tensors
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

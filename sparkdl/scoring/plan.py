@@ -26,10 +26,12 @@ def plan_inputs(signature: Signature, features: Features | None) -> tuple[InputP
     Raises:
         SchemaError: the model needs a column that its features do not make.
     """
-    made = signature.columns if features is None else [one.name for one in features.inputs]
-    absent = [name for name in signature.columns if name not in made]
+    made_columns = signature.columns if features is None else [feature.name for feature in features.inputs]
+    absent = [name for name in signature.columns if name not in made_columns]
     if absent:
-        raise SchemaError(f"the model needs the inputs {absent}, its features make {made}: publish it with its own")
+        raise SchemaError(
+            f"the model needs the inputs {absent}, its features make {made_columns}: publish it with its own"
+        )
     called = {name: name for name in signature.columns}
     return tuple(plan_input(field, signature, {}, {}, called) for field in signature.inputs)
 
@@ -60,7 +62,9 @@ def plan_input(
         raise SchemaError(
             f"input {field.name!r} has rows of varying length and comes from {list(field.columns)}: name its one column"
         )
-    alone = field.form in ("", "padded") and not any(signature.owner(one) is field for one in signature.inputs)
+    alone = field.form in ("", "padded") and not any(
+        signature.owner(other_input) is field for other_input in signature.inputs
+    )
     if None in field.shape and alone:
         raise SchemaError(
             f"input {field.name!r} has rows of varying length, and the model gets no mask: what it says of a row would "

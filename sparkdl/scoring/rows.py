@@ -56,8 +56,8 @@ def score_rows(
         ConfigError: it was saved without a signature.
     """
     config = config or ScoreConfig()
-    source, known, features = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports()))
-    if (signature := signature or known) is None:
+    source, saved_signature, features = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports()))
+    if (signature := signature or saved_signature) is None:
         raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
     names = list(signature.columns if features is None else features.columns)
     scorer = Scorer(

@@ -138,8 +138,8 @@ def plan_scoring(frame: DataFrame, predictor: Predictor, keep: Sequence[str] | N
     map_task_errors_of_actions()
     use_drivers_python(frame.sparkSession)
     imports = (*checked_packages(predictor.trusted), *allowed_imports(frame.sparkSession))
-    source, known, features = _source(predictor.model, predictor.allow_pickle, imports)
-    if (signature := predictor.signature or known) is None:
+    source, saved_signature, features = _source(predictor.model, predictor.allow_pickle, imports)
+    if (signature := predictor.signature or saved_signature) is None:
         raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
     names = _output_names(signature, predictor.output_columns)
     kept = _kept(frame, keep, names)

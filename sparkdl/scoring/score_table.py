@@ -165,21 +165,21 @@ def _facts(table: Table, version: int, plan: ScoringPlan) -> dict[str, Any]:
 
 def _spark_schema(scan: TableScan) -> T.StructType:
     """The table's columns without what Delta notes of them for itself."""
-    found = T.StructType.fromJson(json.loads(scan.schema_json))
-    for one in found.fields:
-        one.metadata = {key: value for key, value in one.metadata.items() if not key.startswith("delta.")}
-    return found
+    schema = T.StructType.fromJson(json.loads(scan.schema_json))
+    for field in schema.fields:
+        field.metadata = {key: value for key, value in field.metadata.items() if not key.startswith("delta.")}
+    return schema
 
 
 def _arrow_schema(schema: T.StructType) -> pa.Schema:
     """The columns' Arrow types; null for those that Arrow has none for, which nothing is compared with."""
-    found = []
-    for one in schema.fields:
+    fields = []
+    for field in schema.fields:
         try:
-            found.append(pa.field(one.name, to_arrow_type(one.dataType, timezone="UTC")))
+            fields.append(pa.field(field.name, to_arrow_type(field.dataType, timezone="UTC")))
         except PySparkTypeError:
-            found.append(pa.field(one.name, pa.null()))
-    return pa.schema(found)
+            fields.append(pa.field(field.name, pa.null()))
+    return pa.schema(fields)
 
 
 def _column(condition: Condition) -> Column:
@@ -190,8 +190,8 @@ def _column(condition: Condition) -> Column:
     if condition.operator in ("is", "is not"):
         return column.isNull() if condition.operator == "is" else column.isNotNull()
     if condition.operator in ("in", "not in"):
-        found = column.isin([_value(one) for one in value])
-        return found if condition.operator == "in" else ~found & column.isNotNull()  # of an empty list, too
+        is_in = column.isin([_value(entry) for entry in value])
+        return is_in if condition.operator == "in" else ~is_in & column.isNotNull()  # of an empty list, too
     met: Column = _COMPARE[condition.operator](column, _value(value))
     return met
 

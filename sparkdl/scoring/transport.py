@@ -151,14 +151,14 @@ def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> No
         if name not in types:
             continue
         kind = types[name].dataType
-        found = _logical(kind) or ""
+        meaning = _logical(kind) or ""
         codes = field.logical == "string"
-        if codes and found == "string":
+        if codes and meaning == "string":
             raise SchemaError(
                 f"column {name!r} holds strings, and the model was trained on their codes, which the manifest of its "
                 "shards lists and the model does not carry: give a column with the codes"
             )
-        if found != ("" if codes else field.logical):
+        if meaning != ("" if codes else field.logical):
             raise SchemaError(
                 f"column {name!r} is of type {kind.simpleString()}, and the model was trained on "
                 f"{_MEANT[field.logical or '']}: cast the column to what it was in training"
@@ -175,15 +175,15 @@ def _logical(kind: T.DataType) -> str | None:
 
 def _check_numbers(field: TensorField, types: Mapping[str, T.StructField]) -> None:
     """Refuse columns that hold more or fewer numbers a row than an input takes, as far as their types tell."""
-    found = [_numbers(types[name]) for name in field.columns]
-    known = [count for count in found if count is not None]
-    if not found or len(known) < len(found) or None in field.shape:
+    counts = [_numbers(types[name]) for name in field.columns]
+    known_counts = [count for count in counts if count is not None]
+    if not counts or len(known_counts) < len(counts) or None in field.shape:
         return
-    wanted = math.prod(size or 1 for size in field.shape)
-    if sum(known) != wanted:
+    needed = math.prod(size or 1 for size in field.shape)
+    if sum(known_counts) != needed:
         raise SchemaError(
-            f"input {field.name!r} gets {sum(known)} numbers a row from {list(field.columns)}, its shape {field.shape} "
-            f"holds {wanted}: give the columns that the model was trained with"
+            f"input {field.name!r} gets {sum(known_counts)} numbers a row from {list(field.columns)}, its shape "
+            f"{field.shape} holds {needed}: give the columns that the model was trained with"
         )
 
 

@@ -210,13 +210,13 @@ class Manifest:
             raise source.error("it differs from its own hash")
         fields = documents.parse(body, source, MAX_BYTES, nan=True)
         writer_version = fields.get("writer_version") if isinstance(fields, dict) else None
-        for what, version, mine in (
+        for part, version, own_version in (
             ("format", envelope.sparkdl_shards, _FORMAT),
             ("layout", writer_version, WRITER_VERSION),
         ):
-            if isinstance(version, int) and version != mine:
-                remedy = "upgrade sparkdl" if version > mine else "write the set again"
-                raise SchemaError(f"shard set {uri} has {what} {version}, this sparkdl reads {mine}: {remedy}")
+            if isinstance(version, int) and version != own_version:
+                remedy = "upgrade sparkdl" if version > own_version else "write the set again"
+                raise SchemaError(f"shard set {uri} has {part} {version}, this sparkdl reads {own_version}: {remedy}")
         return cls._of_fields(fields, folder, source)
 
     @classmethod

@@ -139,8 +139,8 @@ class Spreading:
     ) -> Spreading:
         """Divide the rows of ``runs``; their order does not matter."""
         size = sum(run.bytes for run in runs)
-        wanted = max(size / config.shard_bytes, min(4, 8 * size / config.shard_bytes))
-        buckets = 1 << max(0, math.ceil(math.log2(max(1.0, wanted))))
+        least_buckets = max(size / config.shard_bytes, min(4, 8 * size / config.shard_bytes))
+        buckets = 1 << max(0, math.ceil(math.log2(max(1.0, least_buckets))))
         # A thousandth of a bucket; and so often that all common rows, once each, are no more than a bucket's.
         least_common = max(2, buckets, sum(run.rows for run in runs) // (1024 * buckets))
         return cls(root, tag, config, tuple(tensors), tuple(runs), buckets, least_common)
@@ -216,8 +216,8 @@ class Spreading:
             source = pa.memory_map(str(local)) if local is not None else pa.PythonFile(file.open_input(), mode="r")
             with source:
                 schema = _run_schema(self.tensors)
-                wanted = None if columns is None else [len(schema) - 2, len(schema) - 1]
-                reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=wanted))
+                field_numbers = None if columns is None else [len(schema) - 2, len(schema) - 1]
+                reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=field_numbers))
                 numbers = range(reader.num_record_batches) if batches is None else batches
                 table = pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
                 batch = table.combine_chunks().to_batches()

@@ -230,9 +230,9 @@ class WritePlan:
             if self.request.partitions is not None and not any(
                 _inside(partition, allowed) for allowed in self.request.partitions
             ):
-                wanted = [dict(allowed) for allowed in self.request.partitions]
+                replaced = [dict(allowed) for allowed in self.request.partitions]
                 raise DataError(
-                    f"rows lie in the partition {dict(partition)}, only {wanted} are to be replaced: "
+                    f"rows lie in the partition {dict(partition)}, only {replaced} are to be replaced: "
                     "filter the rows, or name that partition too"
                 )
 
@@ -255,5 +255,5 @@ class WritePlan:
         )
 
 
-def _inside(partition: Partition, wanted: Partition) -> bool:
-    return all(partition.get(name) == value for name, value in wanted.items())
+def _inside(partition: Partition, allowed: Partition) -> bool:
+    return all(partition.get(name) == value for name, value in allowed.items())

@@ -354,7 +354,7 @@ def split(
     if not partition_by:
         yield (), batch
         return
-    rest = batch.select([name for name in batch.schema.names if name not in partition_by])
+    stored = batch.select([name for name in batch.schema.names if name not in partition_by])
     codes = np.zeros(batch.num_rows, dtype=np.int64)
     for name in partition_by:
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
@@ -363,9 +363,9 @@ def split(
     for number, position in enumerate(first):
         values = tuple(partition_text(batch.column(name)[int(position)].as_py()) for name in partition_by)
         if len(distinct) == 1:
-            yield values, rest
+            yield values, stored
         else:
-            yield values, rest.take(from_numpy(np.flatnonzero(which == number)))
+            yield values, stored.take(from_numpy(np.flatnonzero(which == number)))
 
 
 def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[str, int]) -> dict[str, Any]:

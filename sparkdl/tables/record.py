@@ -157,10 +157,11 @@ def removal_filter(active: Sequence[TableFile], removed: Sequence[TableFile], la
             return None
         else:
             terms.append((name, "in", sorted(str(value) for value in values)))
-    meant, wanted = {file.path for file in removed}, [{file.partition[name] for file in removed} for name in layout]
+    removed_paths = {file.path for file in removed}
+    removed_values = [{file.partition[name] for file in removed} for name in layout]
     for file in active:
-        inside = all(file.partition[name] in values for name, values in zip(layout, wanted, strict=True))
-        if inside and file.path not in meant:
+        inside = all(file.partition[name] in values for name, values in zip(layout, removed_values, strict=True))
+        if inside and file.path not in removed_paths:
             return None
     return terms
 

@@ -133,16 +133,16 @@ def make_optimizer(task: Task, model: torch.nn.Module, device: torch.device) -> 
     Raises:
         ConfigError: it is no optimizer, or belongs to another model.
     """
-    given = task.optimizer
-    if not isinstance(given, torch.optim.Optimizer):
-        maker = given.func if isinstance(given, functools.partial) else given
+    optimizer = task.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        maker = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
         is_class = inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer)
-        given = _made("optimizer", given, model.parameters() if is_class else model)
-    if not isinstance(given, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
-    check_optimizer(given, model, closures=task.manual_step is not None)
-    _move_state(given, device)
-    return given
+        optimizer = _made("optimizer", optimizer, model.parameters() if is_class else model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer or what makes one")
+    check_optimizer(optimizer, model, closures=task.manual_step is not None)
+    _move_state(optimizer, device)
+    return optimizer
 
 
 def takes_no_arguments(value: Any) -> bool:
@@ -165,17 +165,17 @@ def takes_no_arguments(value: Any) -> bool:
     )
 
 
-def _made(what: str, factory: Any, *arguments: Any) -> Any:
+def _made(role: str, factory: Any, *arguments: Any) -> Any:
     if not callable(factory):
-        raise ConfigError(f"{what} is a {type(factory).__name__}: give the {what} itself or a callable that makes it")
+        raise ConfigError(f"{role} is a {type(factory).__name__}: give the {role} itself or a callable that makes it")
     return factory(*arguments)
 
 
-def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module, *, closures: bool = False) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, closures: bool = False) -> None:
     """Refuse an optimizer that cannot train ``model`` on several ranks.
 
     Args:
-        given: the optimizer.
+        optimizer: to check.
         model: whose parameters it shall train.
         closures: whether its ``step`` is given a closure.
 
@@ -183,17 +183,17 @@ def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module, *, clo
         ConfigError: it is bound to another model, or needs a closure and gets none.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    foreign = sum(id(p) not in own for group in given.param_groups for p in group["params"])
+    foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     if foreign:
         raise ConfigError(
             f"{foreign} parameters of the optimizer are not among the {len(own)} of the model: make the optimizer "
             "from this very model, or give a callable that makes it from the model"
         )
-    closure = inspect.signature(given.step).parameters.get("closure")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if not closures and closure is not None and closure.default is closure.empty:
         raise ConfigError(
-            f"{type(given).__name__} evaluates the loss several times a step, which synchronised training does not: "
-            "choose an optimizer whose step() needs no closure"
+            f"{type(optimizer).__name__} evaluates the loss several times a step, which synchronised training does not"
+            ": choose an optimizer whose step() needs no closure"
         )
 
 
@@ -212,13 +212,15 @@ def make_scheduler(task: Task, optimizer: torch.optim.Optimizer) -> Any:
     Raises:
         ConfigError: it is no scheduler, or belongs to another optimizer.
     """
-    given = task.scheduler
-    if given is None:
+    scheduler = task.scheduler
+    if scheduler is None:
         return None
-    if not hasattr(given, "step") or inspect.isclass(given):
-        given = _made("scheduler", given, optimizer)
-    if not (hasattr(given, "step") and hasattr(given, "state_dict")):
-        raise ConfigError(f"scheduler is a {type(given).__name__}: give a torch scheduler or a callable that makes one")
-    if getattr(given, "optimizer", optimizer) is not optimizer:
+    if not hasattr(scheduler, "step") or inspect.isclass(scheduler):
+        scheduler = _made("scheduler", scheduler, optimizer)
+    if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise ConfigError(
+            f"scheduler is a {type(scheduler).__name__}: give a torch scheduler or a callable that makes one"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError("the scheduler belongs to another optimizer: make it from this one, or give a callable")
-    return given
+    return scheduler

@@ -189,11 +189,11 @@ class HorovodCollective(GroupCollective):
 
     def _init(self, gradient_bytes: int | None) -> None:
         variables: dict[str, str | None] = {**init_variables(self._world, self._timeout)}
-        given = os.environ.get("HOROVOD_CYCLE_TIME", str(CYCLE_MS))
-        if given == "(None,)" or float(given) == CYCLE_MS:  # horovod.run's, or ours, where nobody chose
+        cycle_time = os.environ.get("HOROVOD_CYCLE_TIME", str(CYCLE_MS))
+        if cycle_time == "(None,)" or float(cycle_time) == CYCLE_MS:  # horovod.run's, or ours, where nobody chose
             local = self._may_share_memory and self._world.local_size == self._world.size
-            given = str(cycle_ms(gradient_bytes, shared_memory=local))
-        variables["HOROVOD_CYCLE_TIME"] = given
+            cycle_time = str(cycle_ms(gradient_bytes, shared_memory=local))
+        variables["HOROVOD_CYCLE_TIME"] = cycle_time
         if _started.is_set() and FUSION in os.environ:
             # With both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the second time it starts.
             observe.logger.warning("%s=%s is left out: Horovod starts again here", FUSION, os.environ[FUSION])

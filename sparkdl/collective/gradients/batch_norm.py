@@ -44,26 +44,27 @@ def synchronise_norms(model: torch.nn.Module, ranks: Ranks, wanted: bool | None)
         return None
     first = next(iter(layers))
     if wanted is False:
-        given = next((name for name, layer in layers.items() if _synchronises_itself(layer)), None)
-        if given is not None:
+        torch_norm = next((name for name, layer in layers.items() if _synchronises_itself(layer)), None)
+        if torch_norm is not None:
             raise ConfigError(
-                f"sync_batch_norm=False, but layer {given!r} is a {type(layers[given]).__name__}: leave one of them out"
+                f"sync_batch_norm=False, but layer {torch_norm!r} is a {type(layers[torch_norm]).__name__}: leave "
+                "one of them out"
             )
         _tell(ranks, f"sync_batch_norm=False: layer {first!r} and the like see each rank's own rows alone")
         return None
     foreign = next((name for name, layer in layers.items() if not _is_known(layer)), None)
     if foreign is not None:
-        what = f"layer {foreign!r}, a {type(layers[foreign]).__name__}, has a forward of its own"
+        fault = f"layer {foreign!r}, a {type(layers[foreign]).__name__}, has a forward of its own"
         if wanted:
-            raise ConfigError(f"sync_batch_norm=True, but {what}: replace the layer, or leave sync_batch_norm out")
-        _tell(ranks, f"{what}, which sees each rank's own rows alone")
-    known = {name: layer for name, layer in layers.items() if _is_known(layer)}
-    return SynchronisedNorms(model, known, ranks) if known else None
+            raise ConfigError(f"sync_batch_norm=True, but {fault}: replace the layer, or leave sync_batch_norm out")
+        _tell(ranks, f"{fault}, which sees each rank's own rows alone")
+    norms = {name: layer for name, layer in layers.items() if _is_known(layer)}
+    return SynchronisedNorms(model, norms, ranks) if norms else None
 
 
-def _tell(ranks: Ranks, what: str) -> None:
+def _tell(ranks: Ranks, fault: str) -> None:
     if ranks.world.is_leader:
-        observe.logger.warning("%s: %d ranks train another model than one rank would", what, ranks.world.size)
+        observe.logger.warning("%s: %d ranks train another model than one rank would", fault, ranks.world.size)
 
 
 def _sees_the_batch(module: torch.nn.Module) -> bool:

@@ -120,21 +120,23 @@ def open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: Syn
     Raises:
         ConfigError: ``config.shared_memory`` is True and memory cannot be shared; every rank raises it.
     """
-    wanted = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
-    if wanted and ranks.world.size > 1:
+    shares_memory = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
+    if shares_memory and ranks.world.size > 1:
         on_cpu = all(param.device.type == "cpu" for param in params)
-        found: SharedMemoryCarrier | str = "gradients are not on the CPU, or compressed"
+        carrier_or_reason: SharedMemoryCarrier | str = "gradients are not on the CPU, or compressed"
         if config.compression is None and on_cpu:
-            found = open_shared_memory(ranks)
-        if isinstance(found, SharedMemoryCarrier):
-            ranks.at_close(found.close)
+            carrier_or_reason = open_shared_memory(ranks)
+        if isinstance(carrier_or_reason, SharedMemoryCarrier):
+            ranks.at_close(carrier_or_reason.close)
             if ranks.world.is_leader:
                 observe.logger.info("gradients travel in shared memory, not through %s", ranks.name)
-            return found
+            return carrier_or_reason
         if config.shared_memory:
-            raise ConfigError(f"shared_memory=True, but {found}: leave it out to send gradients through {ranks.name}")
+            raise ConfigError(
+                f"shared_memory=True, but {carrier_or_reason}: leave it out to send gradients through {ranks.name}"
+            )
         if ranks.world.is_leader:
-            observe.logger.info("gradients travel through %s: %s", ranks.name, found)
+            observe.logger.info("gradients travel through %s: %s", ranks.name, carrier_or_reason)
     if config.compression is None or config.compression in WIRE_DTYPES:
         return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
     compression = Compression.of_text(config.compression)

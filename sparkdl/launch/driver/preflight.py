@@ -51,15 +51,15 @@ def job_problems(num_proc: int, gpus_per_rank: int | None, facts: ClusterFacts) 
         problems.append(
             "a barrier stage cannot run with spark.dynamicAllocation.enabled=true: set it to false for this application"
         )
-    wanted = gpus_per_rank or 0
-    if wanted > facts.task_gpus:
+    gpus_needed = gpus_per_rank or 0
+    if gpus_needed > facts.task_gpus:
         local = facts.master is not None and facts.master.startswith("local")
         remedy = (
             "a local master has no GPUs to give: use num_proc below 0 for ranks as processes of this host, or a cluster"
             if local and not facts.master.startswith("local-cluster")  # type: ignore[union-attr]
-            else f"set spark.task.resource.gpu.amount={wanted} and spark.executor.resource.gpu.amount"
+            else f"set spark.task.resource.gpu.amount={gpus_needed} and spark.executor.resource.gpu.amount"
         )
-        problems.append(f"each rank needs {wanted} GPUs, but Spark gives a task {facts.task_gpus:g}: {remedy}")
+        problems.append(f"each rank needs {gpus_needed} GPUs, but Spark gives a task {facts.task_gpus:g}: {remedy}")
     if facts.slots is not None and facts.slots < num_proc:
         problems.append(_too_few_slots(num_proc, facts))
     return problems
@@ -127,11 +127,11 @@ def crowded_hosts(registered: Sequence[Mapping[str, Any]], threads: int | None) 
     warnings = []
     for host in dict.fromkeys(rank_facts["host"] for rank_facts in registered):
         here = [rank_facts for rank_facts in registered if rank_facts["host"] == host]
-        wanted = sum(threads or int(rank_facts["threads"]) for rank_facts in here)
+        threads_wanted = sum(threads or int(rank_facts["threads"]) for rank_facts in here)
         cores = max(int(rank_facts["cores"]) for rank_facts in here)
-        if wanted > cores:
+        if threads_wanted > cores:
             warnings.append(
-                f"{len(here)} ranks on {host} want {wanted} threads, but it has {cores} cores: lower num_proc, "
+                f"{len(here)} ranks on {host} want {threads_wanted} threads, but it has {cores} cores: lower num_proc, "
                 f"spark.task.cpus or OMP_NUM_THREADS"
             )
     return warnings

@@ -79,10 +79,10 @@ class SigningKey:
     def sign(self, message: bytes) -> str:
         """The signature, ``kind:id:hexadecimal digits``; only of a key that signs."""
         if self.kind == "hmac-sha256":
-            made = hmac.digest(self._private, message, hashlib.sha256)
+            signed_bytes = hmac.digest(self._private, message, hashlib.sha256)
         else:
-            made = _cryptography().Ed25519PrivateKey.from_private_bytes(self._private).sign(message)
-        return f"{self.kind}:{self.id}:{made.hex()}"
+            signed_bytes = _cryptography().Ed25519PrivateKey.from_private_bytes(self._private).sign(message)
+        return f"{self.kind}:{self.id}:{signed_bytes.hex()}"
 
     def fits(self, message: bytes, signature: str) -> bool:
         """Whether this key made a signature of these bytes."""
@@ -90,8 +90,8 @@ class SigningKey:
             return hmac.compare_digest(self.sign(message).encode(), signature.encode())
         library = _cryptography()
         try:
-            made = bytes.fromhex(signature.rpartition(":")[2])
-            library.Ed25519PublicKey.from_public_bytes(self._public).verify(made, message)
+            signed_bytes = bytes.fromhex(signature.rpartition(":")[2])
+            library.Ed25519PublicKey.from_public_bytes(self._public).verify(signed_bytes, message)
         except (library.InvalidSignature, ValueError):
             return False
         return True
@@ -158,25 +158,25 @@ class Keys:
         """
         if not self.keys:
             return
-        what = f"version {event.version} of {event.name!r}"
+        subject = f"version {event.version} of {event.name!r}"
         if event.alias is not None:
-            what = f"the move of {event.alias!r} to {what}"
-        known = ", ".join(key.id for key in self.keys)
+            subject = f"the move of {event.alias!r} to {subject}"
+        key_ids = ", ".join(key.id for key in self.keys)
         if event.signature is None:
             raise IntegrityError(
-                f"{what} is not signed, and the registry was opened with the key {known}: publish or promote "
+                f"{subject} is not signed, and the registry was opened with the key {key_ids}: publish or promote "
                 "again with this key, or open the registry without one"
             )
-        kind, _, rest = event.signature.partition(":")
-        fitting = [key for key in self.keys if (key.kind, key.id) == (kind, rest.partition(":")[0])]
+        kind, _, id_and_bytes = event.signature.partition(":")
+        fitting = [key for key in self.keys if (key.kind, key.id) == (kind, id_and_bytes.partition(":")[0])]
         if not fitting:
             raise IntegrityError(
-                f"{what} is signed with the key {rest.partition(':')[0][:32]!r}, and the registry was opened with "
-                f"{known}: open it with that key, if you trust it, or publish or promote again with yours"
+                f"{subject} is signed with the key {id_and_bytes.partition(':')[0][:32]!r}, and the registry was "
+                f"opened with {key_ids}: open it with that key, if you trust it, or publish or promote again with yours"
             )
         if not fitting[0].fits(_message(event), event.signature):
             raise IntegrityError(
-                f"{what} is not what the key {fitting[0].id} has signed: the registry was altered, restore it, or "
+                f"{subject} is not what the key {fitting[0].id} has signed: the registry was altered, restore it, or "
                 "publish or promote again"
             )
 

@@ -35,7 +35,7 @@ class MetricSet:
     """The metrics of one data set (training or validation) on one rank.
 
     Args:
-        given: ``Task.metrics``.
+        metrics: ``Task.metrics``.
         labels: ``Task.labels``.
         device: where states live.
 
@@ -43,16 +43,16 @@ class MetricSet:
         ConfigError: an entry is neither a metric nor a function.
     """
 
-    def __init__(self, given: Mapping[str, Any], labels: Sequence[str], device: torch.device) -> None:
+    def __init__(self, metrics: Mapping[str, Any], labels: Sequence[str], device: torch.device) -> None:
         self._labels = tuple(labels)
         self._entries: dict[str, _Entry] = {}
-        for name, position, value in _flat(given, self._labels):
+        for name, position, value in _flat(metrics, self._labels):
             if isinstance(value, NamedMetric):
                 self._entries[name] = _Named(value, position)
                 continue
-            made = value() if takes_no_arguments(value) else value
+            metric = value() if takes_no_arguments(value) else value
             self._entries[name] = (
-                _Metric(made, position, device) if _is_metric(made) else _Function(name, made, position)
+                _Metric(metric, position, device) if _is_metric(metric) else _Function(name, metric, position)
             )
 
     def __bool__(self) -> bool:
@@ -84,12 +84,12 @@ class MetricSet:
             return {}
         states = self.state()
         everyone = collective.all_gather_object(states) if world_size > 1 else [states]
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for index, (name, entry) in enumerate(self._entries.items()):
             entry.load([states[index] for states in everyone])
-            found |= _columns(name, entry.result())
+            values |= _columns(name, entry.result())
             entry.reset()
-        return found
+        return values
 
     def state(self) -> list[Any]:
         """Return what this rank has gathered since the last ``compute``, on the CPU."""
@@ -309,26 +309,28 @@ def _is_metric(value: Any) -> bool:
     )
 
 
-def _flat(given: Mapping[str, Any], labels: Sequence[str]) -> list[tuple[str, int, Any]]:
+def _flat(metrics: Mapping[str, Any], labels: Sequence[str]) -> list[tuple[str, int, Any]]:
     """Each metric with its column name and the position of its label; collections taken apart."""
-    if not given:
+    if not metrics:
         return []
     if not labels:
-        raise ConfigError(f"metrics {sorted(given)} have no label to compare with: name labels, or leave them out")
-    found: list[tuple[str, int, Any]] = []
-    nested = all(isinstance(value, Mapping) and not _is_metric(value) for value in given.values())
-    unknown = sorted(set(given) - set(labels)) if nested else []
+        raise ConfigError(f"metrics {sorted(metrics)} have no label to compare with: name labels, or leave them out")
+    flat_metrics: list[tuple[str, int, Any]] = []
+    nested = all(isinstance(value, Mapping) and not _is_metric(value) for value in metrics.values())
+    unknown = sorted(set(metrics) - set(labels)) if nested else []
     if unknown:
         raise ConfigError(f"metrics are given for {unknown}, the labels are {list(labels)}: use the labels' names")
     for position, label in enumerate(labels):
-        chosen = given.get(label, {}) if nested else given
-        for name, value in chosen.items():
+        label_metrics = metrics.get(label, {}) if nested else metrics
+        for name, value in label_metrics.items():
             column = name if len(labels) == 1 else f"{label}_{name}"
             if type(value).__name__ == "MetricCollection":
-                found += [(f"{column}_{part}", position, metric) for part, metric in value.items(copy_state=False)]
+                flat_metrics += [
+                    (f"{column}_{part}", position, metric) for part, metric in value.items(copy_state=False)
+                ]
             else:
-                found.append((column, position, value))
-    return found
+                flat_metrics.append((column, position, value))
+    return flat_metrics
 
 
 def _columns(name: str, value: Any) -> dict[str, float]:
