@@ -19,7 +19,7 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.model_call import COPY_SUFFIX, ModelInput, source_column
+from sparkdl.estimator.model_call import COPY_SUFFIX, ModelInput
 from sparkdl.shards.manifest import Manifest
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -111,7 +111,7 @@ class ColumnPlan:
         return list(dict.fromkeys(self._source(name) for name in self.columns))
 
     def _source(self, name: str) -> str:
-        return source_column(name) if name in self.copies.values() else name
+        return name.removesuffix(COPY_SUFFIX) if name in self.copies.values() else name
 
     @property
     def packed_labels(self) -> list[str]:
@@ -159,6 +159,12 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
     """
     kept = {*roles.labels, *([roles.weight] if roles.weight else [])}
     check_names(schema.fieldNames(), [*roles.features, *kept], cases=cases)
+    for name in sorted(kept):
+        if name + COPY_SUFFIX in roles.features:
+            raise SchemaError(
+                f"the feature column {name + COPY_SUFFIX!r} is called as the copy of {name!r}, a label or weight, "
+                "would be: rename it"
+            )
     kinds = {name: _kind(schema, name, "feature column") for name in roles.features}
     casts: dict[str, str] = {}
     dtypes: dict[str, str] = {}

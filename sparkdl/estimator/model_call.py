@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -474,8 +475,8 @@ def wants_dict(parameters: Sequence[inspect.Parameter]) -> bool:
     """Whether a model takes one dict, in which it finds the masks and lengths of all columns."""
     if not parameters:
         return False
-    declared = f"{parameters[0].annotation} {parameters[0].name}".lower()
-    return "dict" in declared or "mapping" in declared
+    annotated = re.search(r"dict(?![a-z])|mapping(?![a-z])", str(parameters[0].annotation), re.IGNORECASE)
+    return annotated is not None or not {"dict", "mapping"}.isdisjoint(parameters[0].name.lower().split("_"))
 
 
 def sole(columns: Sequence[str]) -> str | None:
@@ -672,9 +673,13 @@ def signature_of(probed: Probe, manifest: Manifest) -> Signature:
     """Describe how a fitted model is fed from a table's columns."""
     inputs = probed.call.inputs
     owners = {argument.tensor: argument.name for argument in inputs if argument.form not in COMPANIONS}
+    labels_and_weight = {tensor.name for tensor in manifest.tensors} - {argument.tensor for argument in inputs}
+    sources = {f"{name}{COPY_SUFFIX}": name for name in labels_and_weight}
     return Signature(
         inputs=tuple(
-            _companion(argument, owners[argument.tensor]) if argument.form in COMPANIONS else _field(argument, manifest)
+            _companion(argument, owners[argument.tensor])
+            if argument.form in COMPANIONS
+            else _field(argument, manifest, sources)
             for argument in inputs
         ),
         outputs=tuple(
@@ -687,24 +692,20 @@ def signature_of(probed: Probe, manifest: Manifest) -> Signature:
     )
 
 
-def source_column(name: str) -> str:
-    """The column of the frame that a column of the shards was made of."""
-    return name.removesuffix(COPY_SUFFIX)
-
-
 def _companion(argument: ModelInput, owner: str) -> TensorField:
     if argument.form in ("lengths", "offsets"):
         return TensorField(name=argument.name, dtype="int64", form=argument.form, of=owner)
     return TensorField(name=argument.name, dtype="bool", shape=(None,), form=argument.form, of=owner)
 
 
-def _field(argument: ModelInput, manifest: Manifest) -> TensorField:
+def _field(argument: ModelInput, manifest: Manifest, sources: Mapping[str, str]) -> TensorField:
+    """One input; ``sources`` are labels and weight, by the names of the copies that are features."""
     spec = manifest.tensor(argument.tensor)
     row: tuple[int | None, ...] = (None, *spec.shape) if spec.ragged or spec.dtype == "binary" else spec.shape
     columns = spec.columns
     if argument.index is not None:
         row, columns = (), (spec.columns[argument.index],)
-    columns = tuple(source_column(name) for name in columns)
+    columns = tuple(sources.get(name, name) for name in columns)
     if argument.shape is not None:
         row = argument.shape[1:]
     dtype = argument.dtype or ("uint8" if spec.dtype == "binary" else spec.dtype)

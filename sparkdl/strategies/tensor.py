@@ -220,7 +220,8 @@ def _unpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return func(*args, **kwargs)
     mesh, whole, local = packed.device_mesh, packed.shape[-1], packed.to_local()
     if name in ("split", "chunk"):
-        by, axis = [*args[1:], *kwargs.values()][:2] if len(args) + len(kwargs) > 2 else (args[1], 0)
+        size_name = "chunks" if name == "chunk" else "split_size"
+        by, axis = (*args[1:], *(kwargs[key] for key in (size_name, "dim") if key in kwargs), 0)[:2]
         if axis in (-1, packed.ndim - 1) and by in (3 if name == "chunk" else whole // 3, [whole // 3] * 3):
             return tuple(
                 DTensor.from_local(part, mesh, [Shard(packed.ndim - 1)], run_check=False) for part in local.chunk(3, -1)

@@ -4,7 +4,7 @@ from pyspark.sql import types as T
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.column_plan import Roles, plan_columns, source_column
+from sparkdl.estimator.column_plan import Roles, plan_columns
 from sparkdl.shards.manifest import Manifest
 
 SCHEMA = (
@@ -114,7 +114,15 @@ def test_a_feature_that_is_a_label_or_the_weight_as_well_is_packed_like_the_othe
         ("y", 1),
         ("j", 2),
     ]
-    assert source_column("y__feature") == source_column("y") == "y"
+    assert found.sources == ["f", "y", "j"]
+
+
+def test_a_feature_called_as_a_copy_would_be_is_refused_and_elsewhere_is_one_like_any_other():
+    schema = T.StructType().add("x", T.FloatType()).add("x__feature", T.FloatType()).add("y", T.DoubleType())
+    found = plan_columns(schema, Roles(features=("x", "x__feature"), labels=("y",)))
+    assert found.sources == found.columns == ["x", "x__feature", "y"]
+    with pytest.raises(SchemaError, match="column 'x__feature' is called as the copy of 'x', a label or weight, would"):
+        plan_columns(schema, Roles(features=("x__feature",), labels=("x",)))
 
 
 @pytest.mark.parametrize("other", ["F", "f"])

@@ -255,7 +255,14 @@ def test_other_inputs_keep_their_places_beside_a_mask():
     assert torch.allclose(found.returned, expected)
 
 
-@pytest.mark.parametrize("model", [torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Flatten()), ByName()])
+class Predictors(Masked):
+    def forward(self, predictors):
+        return self.table(predictors).mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    "model", [torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Flatten()), ByName(), Predictors()]
+)
 def test_a_model_that_cannot_tell_elements_from_padding_is_refused(model):
     with pytest.raises(ConfigError, match=r"'tokens' have 1 to 4 elements.*tokens_mask, tokens_lengths.*input_shapes"):
         probe(model, TOKENS, TOKENS, [RAGGED], ["y"])

@@ -1,5 +1,7 @@
 """A model whose columns are called otherwise: what it then reads, how its predictions are called, what is refused."""
 
+import functools
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -8,7 +10,8 @@ from torch import nn
 
 import sparkdl
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator import TorchModel
+from sparkdl.estimator import TorchEstimator, TorchModel
+from sparkdl.estimator.store import Store
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Number
 from sparkdl.features.statistics import statistics_of
@@ -158,3 +161,25 @@ def test_columns_that_features_know_by_name_are_not_renamed(df):
     assert model.setLabelColoumns(["z"]).predict(ROWS)["z__output"].tolist() == made["y__output"].tolist()
     with pytest.raises(ConfigError, match=r"feature_columns=\['c'\] cannot rename \['a'\], which .* know by name"):
         model.setFeatureColumns(["c"]).transform(df)
+
+
+def test_a_column_called_like_a_copy_is_read_by_its_own_name(spark, tmp_path):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, continuous, categorical):
+            weighted = continuous[:, 0] + 10 * continuous[:, 1] + 1000 * categorical[:, 0]
+            return (weighted * self.scale).unsqueeze(1)
+
+    rows = spark.createDataFrame(
+        pd.DataFrame({"a": [1.0], "c": [1], "x__feature": [2.0], "y": [0.0]}),
+        "a float, c long, x__feature float, y float",
+    )
+    model = TorchEstimator(
+        model=Sum(), optimizer=functools.partial(torch.optim.SGD, lr=0.0), loss=nn.MSELoss(), num_proc=1, verbose=0,
+        feature_cols=["a", "c", "x__feature"], continuous_cols=["a", "x__feature"], categorical_cols=["c"],
+        label_cols=["y"], epochs=1, batch_size=1, store=Store(prefix_path=str(tmp_path)),
+    ).fit(rows)  # fmt: skip
+    assert one(model.transform(rows)) == 1021

@@ -85,7 +85,7 @@ class Nano(nn.Module):
             q, k, v = self.c_attn(x).view(*shape).permute(2, 0, 3, 1, 4)
         else:
             parts = self.c_attn(x).split(self.features, dim=2) if self.attention == "flash" else None
-            q, k, v = self.c_attn(x).chunk(3, dim=-1) if parts is None else parts
+            q, k, v = self.c_attn(x).chunk(dim=-1, chunks=3) if parts is None else parts
             q = q.view(rows, positions, self.heads, features // self.heads).transpose(1, 2)
             k = k.view(rows, positions, self.heads, features // self.heads).transpose(1, 2)
             v = v.view(rows, positions, self.heads, features // self.heads).transpose(1, 2)

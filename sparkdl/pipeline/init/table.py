@@ -23,7 +23,7 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.sources.files import partition_types, partition_values
+from sparkdl.pipeline.sources.files import partition_scalar, partition_types, partition_values
 from sparkdl.pipeline.sources.parquet_times import check_types, schema_of, times_of_spark
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
@@ -46,7 +46,6 @@ _ENDINGS: Mapping[str, Kind] = {
     ".ndjson": "json",
 }  # fmt: skip
 _PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy")
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +247,13 @@ def _delta_files(table: Table) -> list[_File]:
     types = {name: schema.field(name).type for name in table.partition_columns()}
     files = []
     for file in table.files():
-        partition = {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in file.partition.items()}
+        partition = {name: partition_scalar(value, types[name]) for name, value in file.partition.items()}
         files.append(_File(Storage.of(file.path) if "://" in file.path else root.child(file.path), partition))
     return files
 
 
 def _typed(values: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
-    texts = {name: None if value == _NO_VALUE else value for name, value in values.items()}
-    return {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in texts.items()}
+    return {name: partition_scalar(value, types[name]) for name, value in values.items()}
 
 
 def _sampled(parquet_file: _File, group: int, share: int, room: int) -> pa.Table:

@@ -23,7 +23,14 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
-from sparkdl.pipeline.sources.files import first_lines, header_names, partition_types, partition_values, unpacked
+from sparkdl.pipeline.sources.files import (
+    first_lines,
+    header_names,
+    partition_scalar,
+    partition_types,
+    partition_values,
+    unpacked,
+)
 from sparkdl.storage import Storage
 
 __all__ = ["CsvRows", "JsonRows", "ddl", "rows_of", "typed"]
@@ -116,7 +123,7 @@ class _TextRows(Rows):
         for name, value in partition_values(file).items():
             if name not in table.column_names:
                 kind = partition_types(self._files)[name]
-                table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()).cast(kind), table.num_rows))
+                table = table.append_column(name, pa.repeat(partition_scalar(value, kind), table.num_rows))
         return table
 
 

@@ -37,6 +37,7 @@ from sparkdl.pipeline.sources.parquet_times import (
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
 from sparkdl.storage import Entry, Storage
+from sparkdl.tables.parquet import HIVE_NULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -49,6 +50,7 @@ __all__ = [
     "columns_of_ddl",
     "first_lines",
     "header_names",
+    "partition_scalar",
     "partition_types",
     "partition_values",
     "separator",
@@ -333,7 +335,7 @@ def partition_types(files: Sequence[str]) -> dict[str, pa.DataType]:
     for file in files:
         for name, value in partition_values(file).items():
             seen.setdefault(name, set()).add(value)
-    return {name: _of_texts(values - {"__HIVE_DEFAULT_PARTITION__"}) for name, values in seen.items()}
+    return {name: _of_texts(values - {HIVE_NULL}) for name, values in seen.items()}
 
 
 def _of_texts(values: set[str]) -> pa.DataType:
@@ -342,8 +344,28 @@ def _of_texts(values: set[str]) -> pa.DataType:
         (r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}.*)?", pa.timestamp("us", "UTC")),
     ):  # fmt: skip
         if values and all(re.fullmatch(form, value) for value in values):
+            try:
+                for value in values:
+                    partition_scalar(value, kind)
+            except pa.ArrowInvalid:  # such as 2026-02-30, which Spark takes for a text, too
+                return pa.string()
             return kind
     return pa.string()
+
+
+def partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """The value that the name of a partition folder stands for, null for Hive's word for none; times are of UTC.
+
+    Raises:
+        pa.ArrowInvalid: it is none of that type.
+    """
+    scalar = pa.scalar(None if text == HIVE_NULL else text, pa.string())
+    try:
+        return scalar.cast(kind)
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(kind):
+            raise
+        return scalar.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
 def _schemas_of(snapshot: SourceSnapshot) -> dict[str, pa.Schema]:

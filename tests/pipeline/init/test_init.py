@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text,
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.init import init
 from sparkdl.pipeline.recipe import with_recipe
+from sparkdl.pipeline.sources.files import partition_types
 from sparkdl.pipeline.spec import HashSplit, TimeSplit
 from sparkdl.tables.table import Table
 
@@ -366,6 +368,26 @@ def test_times_that_are_texts_divide_the_rows_and_a_running_number_is_their_key_
     assert (spec.source.key, spec.source.time, spec.source.every) == (("line",), "at", "day")
     assert isinstance(spec.split, TimeSplit)
     assert list(spec.features) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["2026-02-28", "2026-02-30"], pa.string()),
+        (["2026-01-01 10%3A00%3A00", "2026-01-02 10%3A00%3A00"], pa.timestamp("us", "UTC")),
+        (["3", "__HIVE_DEFAULT_PARTITION__"], pa.int64()),
+    ],
+)
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+def test_names_of_partition_folders_are_dates_times_numbers_or_texts(tmp_path, values, kind, format):
+    for value in values:
+        folder = tmp_path / "t" / f"part={value}"
+        folder.mkdir(parents=True)
+        rows = pa.table({"x": np.random.default_rng(0).normal(size=200), "y": np.arange(200) % 2})
+        write = pq.write_table if format == "parquet" else pa.csv.write_csv
+        write(rows, folder / f"rows.{format}")
+    init(str(tmp_path / "p"), str(tmp_path / "t"), "y", now=NOW)
+    assert partition_types([str(path) for path in tmp_path.glob("t/*/*")]) == {"part": kind}
 
 
 def test_folders_by_day_become_windows(tmp_path):
