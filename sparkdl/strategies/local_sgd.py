@@ -29,7 +29,8 @@ class LocalSGD(AllReduce):
     is what ``AllReduce`` does. Between two means ranks exchange no gradient; a loss that is divided by a sum over the
     global batch, as with sample weights, still asks for that number.
 
-    Batch norm takes each rank's own rows; its statistics are averaged as the weights are.
+    Batch norm takes each rank's own rows; its statistics are averaged as the weights are. A parameter that was frozen
+    in all steps since the last mean has no part in the next one, nor does outer momentum move it.
 
     Args:
         collective: the ranks.
@@ -47,7 +48,9 @@ class LocalSGD(AllReduce):
         check_local_training(steps, config)
         self.steps = steps
         self._steps_alone = 0  # optimizer steps since all ranks had one model
+        self._moved: dict[torch.nn.Parameter, None] = {}  # what was trained in these
         self._common: list[torch.nn.Parameter] = []  # the last common model, where outer steps begin
+        self._is_common = False  # whether it was taken since: a callback may have written into the weights
         self._outer: torch.optim.SGD | None = None
 
     def build(
@@ -58,7 +61,10 @@ class LocalSGD(AllReduce):
     ) -> None:
         """Make both, give every rank those of rank 0, and count the optimizer's steps."""
         super().build(make_model, make_optimizer, call)
-        self._counter = self.optimizer.register_step_post_hook(lambda *_: self._count_step())
+        self._hooks = [
+            self.optimizer.register_step_pre_hook(lambda *_: self._begin_step()),
+            self.optimizer.register_step_post_hook(lambda *_: self._count_step()),
+        ]
         self._begin_outer_steps()
 
     def _hooked_gradients(self) -> GradientSync:
@@ -84,6 +90,14 @@ class LocalSGD(AllReduce):
 
     # --- the mean of the models ---------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def _begin_step(self) -> None:
+        self._moved |= dict.fromkeys(parameter for parameter in self._parameters if parameter.requires_grad)
+        if self._outer is not None and not self._is_common:
+            for common, parameter in zip(self._common, self._parameters, strict=True):
+                common.copy_(parameter)
+            self._is_common = True
+
     def _count_step(self) -> None:
         self._steps_alone += 1
         if self._steps_alone == self.steps.every:
@@ -97,14 +111,18 @@ class LocalSGD(AllReduce):
     @torch.no_grad()
     def _meet(self) -> None:
         """Let all ranks go on from the mean of their models, or from an outer step towards it."""
-        self._average([*self._parameters, *self.model.buffers()])
+        self._average(self._apart())
         if self._outer is not None:
             for common, mean in zip(self._common, self._parameters, strict=True):
-                common.grad = common - mean
+                common.grad = common - mean if mean in self._moved else None
             self._outer.step()
             for parameter, common in zip(self._parameters, self._common, strict=True):
                 parameter.copy_(common)
-        self._steps_alone = 0
+        self._steps_alone, self._moved, self._is_common = 0, {}, False
+
+    def _apart(self) -> list[torch.Tensor]:
+        """What may differ between the ranks."""
+        return [*(parameter for parameter in self._parameters if parameter in self._moved), *self.model.buffers()]
 
     def _average(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors of numbers with fractions by their mean over the ranks, others by those of rank 0."""
@@ -126,15 +144,15 @@ class LocalSGD(AllReduce):
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any] | None:
         """Return the mean of the models, the leader's optimizer, and how far outer steps are; the ranks go on alone."""
-        tensors = [*self._parameters, *self.model.buffers()]
-        own = [tensor.detach().clone() for tensor in tensors] if self._steps_alone else []
+        tensors = self._apart() if self._steps_alone else []
+        own = [tensor.detach().clone() for tensor in tensors]
         if own:
             self._average(tensors)
         state = None
         if self.collective.world.is_leader:
             model = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             state = {"model": model, "optimizer": self.optimizer.state_dict(), "sync": self._outer_state()}
-        for tensor, value in zip(tensors, own, strict=bool(own)):
+        for tensor, value in zip(tensors, own, strict=True):
             tensor.copy_(value)
         return state
 
@@ -153,7 +171,7 @@ class LocalSGD(AllReduce):
         outer = on_leader(self.collective, load)
         self._share([*self._parameters, *self.model.buffers()])
         self._share_optimizer()
-        self._steps_alone = 0
+        self._steps_alone, self._moved, self._is_common = 0, {}, False
         if self._outer is None:
             return
         self._begin_outer_steps()  # from these weights, unless the state says where
@@ -162,6 +180,8 @@ class LocalSGD(AllReduce):
                 for common, value in zip(self._common, outer["common"], strict=True):
                     common.copy_(value)
                 self._outer.load_state_dict(outer["outer"])
+            together = zip(self._common, self._parameters, strict=True)
+            self._is_common = not all(torch.equal(common, parameter) for common, parameter in together)
 
     def _outer_state(self) -> dict[str, Any]:
         if self._outer is None:
@@ -175,6 +195,7 @@ class LocalSGD(AllReduce):
             "strategy": "local_sgd",
             "steps_alone": self._steps_alone,
             "tensors": alone if self._steps_alone else None,
+            "moved": [index for index, parameter in enumerate(self._parameters) if parameter in self._moved],
             "optimizer": self.optimizer.state_dict(),
         }
 
@@ -184,6 +205,8 @@ class LocalSGD(AllReduce):
             if state.get("strategy") != "local_sgd":
                 return
             self._steps_alone = int(state["steps_alone"])
+            moved = state.get("moved", range(len(self._parameters)))  # an earlier version averaged all
+            self._moved = dict.fromkeys(self._parameters[int(index)] for index in moved)
             self.optimizer.load_state_dict(state["optimizer"])
             tensors = [*self._parameters, *self.model.buffers()]
             for tensor, value in zip(tensors, state["tensors"] or tensors, strict=True):
@@ -199,8 +222,8 @@ class LocalSGD(AllReduce):
 
     def close(self) -> None:
         """Stop counting."""
-        if hasattr(self, "_counter"):  # build() may have failed before
-            self._counter.remove()
+        for hook in getattr(self, "_hooks", ()):  # build() may have failed before
+            hook.remove()
 
 
 def check_local_training(strategy: LocalSteps | ServerOptions, config: TrainConfig) -> None:
