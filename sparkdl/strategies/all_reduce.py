@@ -19,6 +19,7 @@ class AllReduce(Strategy):
     """Data parallelism: see ``Strategy``."""
 
     allows_own_steps = True
+    takes_groups = True
 
     def build(
         self,

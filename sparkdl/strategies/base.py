@@ -17,6 +17,7 @@ import torch
 
 from sparkdl.collective.base import Collective, GradientSync
 from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.choice import Choice, choice_of
 
@@ -121,6 +122,7 @@ class Strategy(ABC):
         optimizer: the one to step, with every parameter group: the user's own, or what wraps it.
         gradients: what exchanges gradients, once the model is built.
         allows_own_steps: whether a function of the user's own may call ``backward`` and ``optimizer.step()``.
+        takes_groups: whether a callback may give the optimizer further groups, of parameters that the model has had.
         text: what ``open_strategy`` was given; a run of ``strategy="auto"`` goes on by it.
         cuts: the modules that stages begin with, where the model is cut into some: a run that goes on cuts alike.
     """
@@ -130,12 +132,14 @@ class Strategy(ABC):
     optimizer: torch.optim.Optimizer
     gradients: GradientSync
     allows_own_steps: bool = False
+    takes_groups: bool = False
     text: str = "all_reduce"
     cuts: tuple[str, ...] | None = None
 
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
         self.collective, self.config = collective, config
         self.data_rank, self.data_size = collective.world.rank, collective.world.size
+        self._built: tuple[set[torch.nn.Parameter], set[torch.nn.Parameter]] | None = None
 
     def counts_rows(self) -> bool:
         """Whether metrics and sums take in this rank's rows; every rank calls it.
@@ -224,6 +228,35 @@ class Strategy(ABC):
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that the optimizer steps."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def check_parameters(self) -> None:
+        """Refuse what callbacks did to model or optimizer that would be lost, or apply on this rank alone.
+
+        The trainer calls it when all is built, before an epoch, behind it, and where it looks at losses.
+
+        Raises:
+            ConfigError: names the parameter, and what to do instead.
+        """
+        names = {parameter: repr(name) for name, parameter in self.model.named_parameters()}
+        stepped = set(self.parameters())
+        if self._built is None:
+            self._built = {*names, *stepped}, stepped
+        present, stepped_before = self._built
+        if self.takes_groups and self.collective.world.size == 1:
+            return
+        for parameter in (*names, *self.parameters()):
+            if parameter not in present:
+                raise ConfigError(
+                    f"parameter {names.get(parameter, 'that the optimizer has got')} was made while the model trained, "
+                    f"and strategy='{self.text}' has spread those that there were: make it before, with "
+                    "requires_grad_(False) as long as it waits, and write into a weight instead of replacing it"
+                )
+        if not self.takes_groups and stepped != stepped_before:
+            raise ConfigError(
+                f"the optimizer has {len(stepped)} parameters, and had {len(stepped_before)} when "
+                f"strategy='{self.text}' dealt them out: give it all from the start, with requires_grad_(False) as "
+                "long as they wait, or choose strategy='all_reduce'"
+            )
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:

@@ -90,6 +90,7 @@ class MeshStrategy(Strategy):
         self._pipeline: Pipeline | None = None
         self._averages: list[CopiesAverage] = []
         self._mixtures = False
+        self._storages: dict[torch.nn.Parameter, torch.UntypedStorage] = {}
 
     def counts_rows(self) -> bool:
         """Whether this rank is of the last stage, and the first of those that compute the same there."""
@@ -327,6 +328,20 @@ class MeshStrategy(Strategy):
                 part.data = _local(parameter)  # what waits in the host's memory may have moved
             if not self._steps_parts and part.grad is not None:
                 parameter.grad, part.grad = _laid_out(part.grad, parameter), None
+
+    def check_parameters(self) -> None:
+        """Also refuse ``parameter.data = ...``: torch leaves a DTensor the part that it had, and says nothing."""
+        super().check_parameters()
+        storages = {parameter: parameter.untyped_storage() for parameter in self._parameter_of.values()}
+        before, self._storages = self._storages or storages, storages
+        for parameter, storage in storages.items():
+            if storage is not before[parameter] and hasattr(parameter, "placements") and not self.mesh.offload:
+                names = {parameter: name for name, parameter in self.model.named_parameters()}
+                raise ConfigError(
+                    f"parameter {names[parameter]!r} was given other data while the model trained, and "
+                    f"strategy='{self.text}' spreads what it had: write into it, by parameter.mul_(...) under "
+                    "torch.no_grad() and the like"
+                )
 
     def _averages_over_copies(self) -> list[CopiesAverage]:
         """What averages the parameters that lie on several ranks which read other rows."""

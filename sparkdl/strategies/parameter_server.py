@@ -104,6 +104,7 @@ class ParameterServer(Strategy):
         self._clock = self._exchanges = 0
         self._factor = 1.0
         self._pushed: list[Message] | None = None  # what servers have got of a step that is not through
+        self._sums: list[int] = []  # of the bits of each parameter as it was pulled
         self._tables: dict[int, ServedEmbedding] = {}
         self._snapshots: dict[int, tuple[int, list[Any]]] = {}
         self._restored: dict[int, tuple[Server, Listener]] = {}
@@ -194,6 +195,7 @@ class ParameterServer(Strategy):
         mode = self.config.compile
         self.net = torch.compile(self.model, mode=None if mode is True else mode) if mode else self.model
         self.optimizer.zero_grad(set_to_none=True)
+        self._sums = self._sums_of_bits()
         self._connect()
 
     def _made_server(
@@ -283,7 +285,32 @@ class ParameterServer(Strategy):
         self._pull(self._factor)
         self._pushed, self._factor = None, 1.0
 
+    def check_parameters(self) -> None:
+        """Also refuse other values than the servers have: the next pull would overwrite them."""
+        super().check_parameters()
+        self._check_values()
+
+    def _check_values(self) -> None:
+        for number, (pulled, held) in enumerate(zip(self._sums, self._sums_of_bits(), strict=True)):
+            if pulled != held:
+                raise ConfigError(
+                    f"parameter {self._names[number][0]!r} was written into on a worker, by a callback or by the model "
+                    f"itself, and strategy='{self.text}' overwrites it by what its servers have: choose "
+                    "strategy='all_reduce'"
+                )
+
+    @torch.no_grad()
+    def _sums_of_bits(self) -> list[int]:
+        """By number of a parameter, the sum of its numbers' bits; of a table, which lies on servers alone, 0."""
+        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        reals = [torch.view_as_real(p) if p.is_complex() else p.detach() for p in self._numbered]
+        return [
+            0 if number in self._tables else int(real.view(kinds[real.element_size()]).sum())
+            for number, real in enumerate(reals)
+        ]
+
     def _push(self) -> None:
+        self._check_values()
         self._clock += 1
         groups = [_options(group) for group in self.optimizer.param_groups]
         gradients = [None if parameter.grad is None else parameter.grad.cpu() for parameter in self._numbered]
@@ -323,6 +350,7 @@ class ParameterServer(Strategy):
             parts_in_full = [self._numbered[part.number] for part in self._parts[server] if not part.is_table]
             for parameter, value in zip(parts_in_full, answer.tensors, strict=True):
                 parameter.detach().copy_(value)
+        self._sums = self._sums_of_bits()
 
     def _rows(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """Fetch rows of a table, each asked for once."""

@@ -29,6 +29,7 @@ class Zero1(AllReduce):
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
         super().__init__(collective, config)
         self._splits = collective.world.size > 1
+        self._group_sizes: list[int] = []
         if collective.name == "horovod":
             raise ConfigError(
                 "strategy='zero1' splits the optimizer by torch.distributed, and backend='horovod' opens no group of "
@@ -67,6 +68,18 @@ class Zero1(AllReduce):
             raise ConfigError(
                 f"strategy='zero1' cannot split this optimizer ({cause}): choose strategy='all_reduce'"
             ) from cause
+
+    def check_parameters(self) -> None:
+        """Also refuse parameters that groups have got: the wrapper deals out whole groups."""
+        super().check_parameters()
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        before, self._group_sizes = self._group_sizes, sizes
+        if self._splits and sizes[: len(before)] != before:
+            raise ConfigError(
+                f"groups of {before} parameters of the optimizer have {sizes[: len(before)]} by now, and "
+                "strategy='zero1' has dealt them out: give parameters to optimizer.add_param_group, or choose "
+                "strategy='all_reduce'"
+            )
 
     def optimizer_state(self) -> dict[str, Any] | None:
         """Gather the parts, one rank after the other, so that only the leader holds them all."""

@@ -21,7 +21,9 @@ class Run:
     """Where the run stands on this rank.
 
     Attributes:
-        model: the user's own module (not a wrapper); look, and change at your own risk.
+        model: the user's own module (not a wrapper), spread as the strategy has it. Every rank may freeze and thaw its
+            parameters alike (``requires_grad_``) and, but with ``parameter_server``, write into them
+            (``parameter.mul_``). What a strategy cannot follow is refused; what one rank alone does is not noticed.
         optimizer: the optimizer.
         world: which rank this is.
         config: settings of the run.

@@ -72,8 +72,7 @@ class OwnStep:
         self._optimizer = optimizer = strategy.optimizer
         self._precision, self._max_norm = config.precision, config.max_grad_norm
         self._device = torch.device(run.world.device)
-        self._parameters = strategy.parameters()
-        self._unhooked = list(self._parameters)
+        self._hooked: set[torch.nn.Parameter] = set()
         self._auxiliary = AuxiliaryLoss()
         self._nodes: list[Any] = []  # the graph forgets them otherwise, and the hooks with them
         self._stand_in: BatchLike | None = None
@@ -163,11 +162,11 @@ class OwnStep:
 
     def _hook_parameters(self) -> None:
         """Hook the parameters that take gradients and did not so far."""
-        for parameter in [p for p in self._unhooked if p.requires_grad]:
+        for parameter in {p: None for p in self._strategy.parameters() if p.requires_grad and p not in self._hooked}:
             node = torch.autograd.graph.get_gradient_edge(parameter).node
             self._nodes.append(node)
             self._handles.append(node.register_prehook(self._weigh))
-            self._unhooked.remove(parameter)
+            self._hooked.add(parameter)
 
     def _weigh(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Called by autograd before it adds to a ``param.grad``."""
@@ -192,7 +191,7 @@ class OwnStep:
         assert self._batch is not None
         weight = self._batch.weight
         with torch.no_grad():
-            for parameter in self._parameters:
+            for parameter in self._strategy.parameters():
                 if parameter.grad is not None and weight != 1.0:
                     # Gradients of the step before, which are equal on all ranks, come out of this as they were.
                     parameter.grad = parameter.grad * weight if weight else torch.zeros_like(parameter.grad)
@@ -222,7 +221,7 @@ class OwnStep:
         return of_all_ranks
 
     def _clip(self) -> None:
-        self._used += any(parameter.grad is not None for parameter in self._parameters)
+        self._used += any(parameter.grad is not None for parameter in self._strategy.parameters())
         if self._max_norm is not None:
             self.norm = self._strategy.clip(self._max_norm)
 
@@ -236,7 +235,7 @@ class OwnStep:
         """Step with what is left, as Horovod's loop does behind each epoch; refuse a function that trains nothing."""
         passes = int(getattr(self._optimizer, "backward_passes_per_step", 1))
         seen, steps, used, whole = self._batches, self._epoch_steps, self._used, self._whole_epoch
-        self.pending &= any(parameter.grad is not None for parameter in self._parameters)
+        self.pending &= any(parameter.grad is not None for parameter in self._strategy.parameters())
         if whole and not self.pending and not used:
             raise ConfigError(
                 f"{self._name} made no gradient in {seen} batches: it owns zero_grad, backward and step, so call "
@@ -256,12 +255,12 @@ class OwnStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gradients that wait for a step, equal on all ranks."""
-        waiting = [parameter.grad for parameter in self._parameters] if self.pending else []
+        waiting = [parameter.grad for parameter in self._strategy.parameters()] if self.pending else []
         return {"gradients": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over gradients that wait for a step."""
-        for parameter, gradient in zip(self._parameters, state["gradients"], strict=False):
+        for parameter, gradient in zip(self._strategy.parameters(), state["gradients"], strict=False):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
         self.pending = self._exchanged = bool(state["gradients"])
 

@@ -146,7 +146,8 @@ class LearningRate:
         warmed, self._warmed = self._warmed, None
         if warmed is None:
             return
-        for group, rate, expected in zip(self._optimizer.param_groups, self._nominal, warmed, strict=True):
+        groups = self._optimizer.param_groups  # those that a callback has added have their own rate so far
+        for group, rate, expected in zip(groups, self._nominal, warmed, strict=False):
             if float(group["lr"]) != expected:
                 raise ConfigError(
                     f"the learning rate was set to {float(group['lr']):g} while warmup_steps={self._warmup} sets it to "
@@ -157,6 +158,7 @@ class LearningRate:
     def _warm(self) -> None:
         if self._steps < self._warmup:
             factor = (self._steps + 1) / self._warmup
+            self._nominal += [float(group["lr"]) for group in self._optimizer.param_groups[len(self._nominal) :]]
             for group, rate in zip(self._optimizer.param_groups, self._nominal, strict=True):
                 _set_rate(group, rate * factor)
             self._warmed = [float(group["lr"]) for group in self._optimizer.param_groups]

@@ -126,6 +126,7 @@ class _Trainer:
                 optimizer=task.optimizer if isinstance(task.optimizer, torch.optim.Optimizer) else None,
             ),
         )
+        strategy.check_parameters()
         scheduler = make_scheduler(task, strategy.optimizer)
         state = load_newest(checkpoints, strategy, collective, epochs=config.epochs)
         if state is not None:
@@ -245,8 +246,10 @@ class _Trainer:
         """Train what is left of one epoch, validate, compare it with the best, save."""
         run, started = self.run, time.perf_counter()
         self.hooks.call("on_epoch_start", run)
+        self.strategy.check_parameters()
         self.reporter.epoch_starts()
         self._train()
+        self.strategy.check_parameters()
         end_epoch(self.train)
         self.window.flush()
         self.reporter.epoch_done()
@@ -269,6 +272,7 @@ class _Trainer:
         run.history.add_epoch(row)
         best = self.selection.update(run.epoch, row)
         self.hooks.call("on_epoch_end", run, row)
+        self.strategy.check_parameters()
         self.scalars.steps()
         self.scalars.epoch(row)
         if run.world.is_leader:
@@ -370,6 +374,7 @@ class _Trainer:
     def _look(self) -> None:
         """Do what is due inside an epoch."""
         due = self._due()
+        self.strategy.check_parameters()
         if due.progress:
             self.reporter.look()
         if due.losses:
@@ -455,6 +460,7 @@ class _Trainer:
                 "loader": self.train.state_dict(),
                 "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
+                "frozen": [name for name, p in run.model.named_parameters() if not p.requires_grad],
                 **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
                 **facts_of(self.checkpoints, run, gathered["model"], self.strategy),
             }
@@ -464,6 +470,10 @@ class _Trainer:
     def _go_on(self, state: dict[str, Any]) -> None:
         """Take over what is left of a checkpoint's state once the strategy has taken its part."""
         run = self.run
+        frozen: list[str] | None = state.get("frozen")  # an earlier version kept none
+        if frozen is not None:
+            for name, parameter in run.model.named_parameters():
+                parameter.requires_grad_(name not in frozen)
         with going_on(state["resumed_step"]):
             for name, part in self._stateful().items():
                 if part is not None and state.get(name) is not None:  # of a run without, or of an earlier version
@@ -541,7 +551,7 @@ class GradientStep:
 
     def __init__(self, strategy: Strategy, loss: BatchLoss, rate: LearningRate, run: Run) -> None:
         self._strategy, self._loss, self._rate, self._run = strategy, loss, rate, run
-        self._optimizer, self._parameters = strategy.optimizer, strategy.parameters()
+        self._optimizer = strategy.optimizer
         self._batches, self._max_norm = run.config.accumulate_steps, run.config.max_grad_norm
         self._batches_left = self._rows = 0
         self._expected_rows = 1.0
@@ -574,11 +584,11 @@ class GradientStep:
         if self._batches_left:
             self._strategy.exchange()  # the source ended early: no batch was the last
         optimizer, scaler = self._optimizer, self._loss.scaler
-        has_gradients = scaler is None or any(p.grad is not None for p in self._parameters)
+        has_gradients = scaler is None or any(p.grad is not None for p in self._strategy.parameters())
         if scaler is not None and has_gradients:
             scaler.unscale_(optimizer)
         if self._loss.divides and self._rows != self._expected_rows:
-            _multiply_gradients(self._parameters, self._expected_rows / self._rows)
+            _multiply_gradients(self._strategy.parameters(), self._expected_rows / self._rows)
         if self._max_norm is not None:
             self.norm = self._strategy.clip(self._max_norm)
         if scaler is None:

@@ -123,6 +123,7 @@ class _State:
     facts: _Facts = _Facts()
     sync: dict[str, Any] = field(default_factory=dict)
     manual: dict[str, Any] | None = None
+    frozen: list[str] | None = None
 
 
 def check_state(state: dict[str, Any]) -> None:
