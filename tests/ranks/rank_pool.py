@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import select
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -33,18 +37,44 @@ class Died(Exception):
     """The rank's process ended without an answer."""
 
 
-class RankProcess:
+def environment_of_ranks():
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+
+
+class Nursery:
+    """The process that ranks are forked from, see ``rank_worker.py``."""
+
     def __init__(self):
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, str(WORKER), str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env=environment_of_ranks(), pass_fds=(theirs.fileno(),)
+        )
+        theirs.close()
+
+    def fork(self, *pipes):
+        """Start a rank with these two pipes; return the number of its process."""
+        socket.send_fds(self._socket, [pickle.dumps(dict(environment_of_ranks()))], pipes)
+        return struct.unpack("<q", self._socket.recv(8, socket.MSG_WAITALL))[0]
+
+    def end(self):
+        self._socket.close()
+        self._process.wait()
+
+
+class RankProcess:
+    def __init__(self, nursery):
         self._answers, write = os.pipe()
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-        command = [sys.executable, str(WORKER), str(write)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env, pass_fds=(write,))
+        read, jobs = os.pipe()
+        self._process = os.pidfd_open(nursery.fork(read, write))
+        os.close(read)
         os.close(write)
+        self._jobs = os.fdopen(jobs, "wb")
 
     def send(self, job, environment):
         blob = cloudpickle.dumps((job, environment))
-        self.process.stdin.write(struct.pack("<q", len(blob)) + blob)
-        self.process.stdin.flush()
+        self._jobs.write(struct.pack("<q", len(blob)) + blob)
+        self._jobs.flush()
 
     def receive(self, deadline):
         size = struct.unpack("<q", self._read(8, deadline))[0]
@@ -62,14 +92,24 @@ class RankProcess:
             data += part
         return data
 
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+    def leave(self):
+        with contextlib.suppress(BrokenPipeError):
+            self._jobs.close()
+
     def end(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.leave()
+        if not self._ended(1):
+            self.kill()
+            assert self._ended(60)
         os.close(self._answers)
+        os.close(self._process)
+
+    def _ended(self, seconds):
+        return bool(select.select([self._process], [], [], seconds)[0])
 
 
 class Ranks:
@@ -77,6 +117,11 @@ class Ranks:
 
     def __init__(self):
         self.processes: list[RankProcess] = []
+        self._nursery = None
+
+    def _new(self):
+        self._nursery = self._nursery or Nursery()
+        return RankProcess(self._nursery)
 
     def run(self, job, size, environment=None, *, seconds=60.0):
         """Run ``job(world)`` in ``size`` ranks; return their values, an exception standing for itself."""
@@ -85,7 +130,7 @@ class Ranks:
         if not module.__name__.startswith("sparkdl"):
             cloudpickle.register_pickle_by_value(module)
         while len(self.processes) < size:
-            self.processes.append(RankProcess())
+            self.processes.append(self._new())
         for rank in range(size):
             world = World(rank=rank, size=size, local_rank=rank, local_size=size)
             variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
@@ -97,11 +142,11 @@ class Ranks:
                 _, value = self.processes[rank].receive(deadline)
             except (Died, TimeoutError) as error:
                 value = error
-                self.processes[rank].process.kill()
+                self.processes[rank].kill()
                 self.processes[rank].end()
                 self.processes[rank] = None
             values.append(value)
-        self.processes = [process or RankProcess() for process in self.processes]
+        self.processes = [process or self._new() for process in self.processes]
         return values
 
     def run_at_store(self, services, job, size, environment=None, **options):
@@ -123,4 +168,8 @@ class Ranks:
 
     def end(self):
         for process in self.processes:
+            process.leave()
+        for process in self.processes:
             process.end()
+        if self._nursery is not None:
+            self._nursery.end()
