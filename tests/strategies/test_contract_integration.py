@@ -61,10 +61,17 @@ STRATEGIES = {
 }
 SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
 FEW = ("clipped", "weights", "best", "thawed")  # of more than two ranks, on two processors
+WHOLE = {"all_reduce", "zero1", "parameter_server(servers=2)"}  # whose other cases, too, are trained at once
+
+
+def marks(size, strategy, case="clipped"):
+    if size > 2 or strategy in SLOW or (case not in FEW and strategy not in WHOLE):
+        return [pytest.mark.slow]
+    return []
+
+
 EVERY = [
-    pytest.param(
-        size, strategy, marks=[pytest.mark.slow] if size > 2 or strategy in SLOW else [], id=f"{size}-{strategy}"
-    )
+    pytest.param(size, strategy, marks=marks(size, strategy), id=f"{size}-{strategy}")
     for size, names in STRATEGIES.items()
     for strategy in names
 ]
@@ -208,13 +215,28 @@ def trained(strategy, world, collective, case, folder=None, epochs=2, of="", **e
     return {"state": state, "weights": plain, "epochs": history, "steps": result.history.steps}
 
 
+TRAINED = [
+    pytest.param(size, strategy, case, marks=marks(size, strategy, case), id=f"{size}-{strategy}-{case}")
+    for size, names in STRATEGIES.items()
+    for strategy in names
+    for case in (CASES if size == 2 else FEW)
+]
+
+
 def on_a_rank(strategy, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
-    cases = CASES if world.size == 2 else FEW
-    results = {case: trained(strategy, world, collective, case) for case in cases}
+    results = {case: trained(strategy, world, collective, case) for case in FEW}
     results["taken over"] = trained(strategy, world, collective, "clipped", f"{folder}/begun by fewer")
     trained(strategy, world, collective, "clipped", f"{folder}/begun", max_steps=10)
+    collective.close()
+    return results
+
+
+def other_cases_on_a_rank(strategy, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    results = {case: trained(strategy, world, collective, case) for case in CASES if case not in FEW}
     collective.close()
     return results
 
@@ -244,6 +266,13 @@ def together(ranks, folder_of):
         return ranks.together(functools.partial(on_a_rank, strategy, folder), size, "torch")
 
     return run
+
+
+@pytest.fixture(scope="module")
+def others_together(ranks):
+    return functools.lru_cache(
+        lambda size, strategy: ranks.together(functools.partial(other_cases_on_a_rank, strategy), size, "torch")
+    )
 
 
 def by_one(case, of, folder=None, **extra):
@@ -277,13 +306,10 @@ def same(rank, wanted, bounds):
         torch.testing.assert_close(rank["state"]["optimizer"], wanted["state"]["optimizer"], **bounds)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("size", "strategy"), EVERY)
-def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
-    if size > 2 and case not in FEW:
-        pytest.skip("more than two ranks on two processors run a few cases")
+@pytest.mark.parametrize(("size", "strategy", "case"), TRAINED)
+def test_ranks_train_what_one_rank_trains(together, others_together, size, strategy, case):
     wanted = alone(case, strategy)
-    for rank in together(size, strategy):
+    for rank in (together if case in FEW else others_together)(size, strategy):
         same(rank[case], wanted, BOUNDS.get(case, EXACT))
 
 

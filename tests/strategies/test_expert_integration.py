@@ -190,6 +190,7 @@ FITS = {
     "accumulated": ("all_reduce", {"settings": {"accumulate_steps": 3}}),
     "manual": ("all_reduce", {"manual_step": manual_step}),
 }
+QUICK_PRODUCTS = ("shard", "pipeline")
 WITHOUT_LIMIT = {"model": functools.partial(model, **CASES["no limit"])}
 PRODUCTS = {
     "four": ("all_reduce", {}),
@@ -237,10 +238,17 @@ def two(ranks):
 
 
 @pytest.fixture(scope="module")
+def products(ranks):
+    """A few of the products of meshes on four ranks, where the others are not asked for."""
+    fits = {name: PRODUCTS[name] for name in QUICK_PRODUCTS}
+    return ranks.together(functools.partial(fits_on_a_rank, fits), 4, "torch")
+
+
+@pytest.fixture(scope="module")
 def four(ranks):
     """In two jobs: the second meets what torch keeps of the first one's meshes, whose groups are closed."""
-    first = {name: PRODUCTS[name] for name in ("four", "shard", "tensor")}
-    second = {name: fit for name, fit in PRODUCTS.items() if name not in first}
+    first = {name: PRODUCTS[name] for name in ("four", "tensor")}
+    second = {name: fit for name, fit in PRODUCTS.items() if name not in (*first, *QUICK_PRODUCTS)}
     jobs = functools.partial(on_a_rank, first), functools.partial(fits_on_a_rank, second)
     ran = [ranks.together(job, 4, "torch") for job in jobs]
     return [of_first | of_second for of_first, of_second in zip(*ran, strict=True)]
@@ -253,7 +261,7 @@ def alone(case, dtype=torch.float64, autocast=False):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("size", ["two", "four"])
+@pytest.mark.parametrize("size", ["two", pytest.param("four", marks=pytest.mark.slow)])
 def test_experts_on_ranks_train_as_on_one(case, size, request):
     together, wanted = request.getfixturevalue(size), alone(case)
     for number, step in enumerate(wanted["steps"]):
@@ -274,6 +282,7 @@ def test_experts_on_ranks_train_as_on_one(case, size, request):
     assert any(step["dropped"][1] == 0 for rank in together for step in rank[case]["steps"])  # a rank without rows
 
 
+@pytest.mark.slow
 def test_experts_on_two_ranks_of_four_train_as_on_one(four):
     wanted = alone("two experts")
     for rank in four:
@@ -317,8 +326,15 @@ def test_without_a_split_the_ranks_still_route_the_global_batch(two, name):
             assert row == pytest.approx(other, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_four_ranks_route_the_global_batch_in_whatever_mesh(four, name):
+@pytest.mark.parametrize(
+    ("ran", "name"),
+    [
+        *(("products", name) for name in QUICK_PRODUCTS),
+        *(pytest.param("four", name, marks=pytest.mark.slow) for name in PRODUCTS if name not in QUICK_PRODUCTS),
+    ],
+)
+def test_four_ranks_route_the_global_batch_in_whatever_mesh(request, ran, name):
+    four = request.getfixturevalue(ran)
     wanted = trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"), **PRODUCTS[name][1])
     torch.testing.assert_close(four[0][name]["weights"], wanted["weights"], **EXACT)  # the leader's, gathered
     assert len(wanted["dropped"]) == (0 if name == "micro-batches" else 2)

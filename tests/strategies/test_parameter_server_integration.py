@@ -223,7 +223,8 @@ def ahead_of_a_slow_worker(world):
                 ahead.append(first - second)
 
         strategy = f"parameter_server(servers=2, staleness={staleness})"
-        result = trained(strategy, world, collective, dense, SGD, each_step=look, window_steps=1000)
+        options = {"data": rows(112), "each_step": look, "window_steps": 1000}
+        result = trained(strategy, world, collective, dense, SGD, **options)
         results[staleness] = {**result, "ahead": ahead}
     net = functools.partial(clicks, True)
     results["tables"] = trained("parameter_server(servers=2, staleness=1)", world, collective, net, SGD, epochs=4)
@@ -308,7 +309,7 @@ def test_others_go_on_with_the_mean_of_those_that_live(ranks):
     assert leader["losses"] == other["losses"]
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_server_comes_back_from_the_newest_checkpoint(ranks, tmp_path, staleness):
     strategy = f"parameter_server(servers=2, staleness={staleness}, tolerant=True)"
     job = functools.partial(without_a_rank, strategy, 1, 11, tmp_path)
@@ -329,7 +330,7 @@ def test_a_server_that_has_no_checkpoint_ends_the_run(ranks):
     assert "error" in other
 
 
-@pytest.mark.parametrize(("servers", "staleness"), [(1, 0), (2, None)])
+@pytest.mark.parametrize(("servers", "staleness"), [pytest.param(1, 0, marks=pytest.mark.slow), (2, None)])
 def test_a_rank_that_is_gone_ends_the_run_where_nobody_asked_for_less(ranks, tmp_path, servers, staleness):
     """What the others would save meanwhile is no undisturbed run's."""
     strategy = f"parameter_server(servers={servers}, staleness={staleness})"

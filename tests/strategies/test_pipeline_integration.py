@@ -190,6 +190,12 @@ RUNS = [
     ("mlp", 8, "naive"),
 ]
 LONG = [(case, micro, schedule) for case, micro, schedule in RUNS if case != "frozen begin" and micro in (1, 8)]
+QUICK = [run for run in RUNS if run[1:] in ((3, "1f1b"), (8, "gpipe"), (8, "naive")) or run[0] == "keyword"]
+QUICK_LONG = [run for run in LONG if run[1:] == (8, "1f1b") or run == ("keyword", 8, "gpipe")]
+
+
+def marked(runs, quick):
+    return [pytest.param(run, id=str(run), marks=() if run in quick else pytest.mark.slow) for run in runs]
 
 
 class Scaled(nn.Module):
@@ -275,7 +281,7 @@ def on_a_rank(runs, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     results = {run: piped(*run, collective) for run in runs}
-    if world.size == 2:
+    if folder is not None:
         results |= {"dropped": [dropped(world.rank) for _ in range(2)], "refusals": refusals(world.rank)}
         results["goes on"] = goes_on(folder, collective)
     collective.close()
@@ -284,12 +290,21 @@ def on_a_rank(runs, folder, world):
 
 @pytest.fixture(scope="module")
 def two(ranks, tmp_path_factory):
-    return ranks.together(functools.partial(on_a_rank, RUNS, tmp_path_factory.mktemp("run")), 2, "torch")
+    return ranks.together(functools.partial(on_a_rank, QUICK, tmp_path_factory.mktemp("run")), 2, "torch")
 
 
 @pytest.fixture(scope="module")
-def four(ranks):
-    return ranks.together(functools.partial(on_a_rank, LONG, None), 4, "torch")
+def of_ranks(ranks, two):
+    """A function that gives each rank's results of runs, among which is the one that is asked for."""
+
+    @functools.cache
+    def ran(size, quick):
+        if size == 2 and quick:
+            return two
+        runs = [run for run in (RUNS if size == 2 else LONG) if (run in (QUICK if size == 2 else QUICK_LONG)) == quick]
+        return ranks.together(functools.partial(on_a_rank, runs, None), size, "torch")
+
+    return lambda size, run: ran(size, run in (QUICK if size == 2 else QUICK_LONG))
 
 
 def check(of_ranks, run):
@@ -305,14 +320,14 @@ def check(of_ranks, run):
         assert rank[run]["history"] == [(torch.zeros(()), None), None] * len(ROWS)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_two_stages_train_as_the_whole_model_does(two, run):
-    check(two, run)
+@pytest.mark.parametrize("run", marked(RUNS, QUICK))
+def test_two_stages_train_as_the_whole_model_does(of_ranks, run):
+    check(of_ranks(2, run), run)
 
 
-@pytest.mark.parametrize("run", LONG, ids=str)
-def test_four_stages_train_as_the_whole_model_does(four, run):
-    check(four, run)
+@pytest.mark.parametrize("run", marked(LONG, QUICK_LONG))
+def test_four_stages_train_as_the_whole_model_does(of_ranks, run):
+    check(of_ranks(4, run), run)
 
 
 def test_stages_drop_by_streams_of_their_own_that_a_seed_repeats(two):

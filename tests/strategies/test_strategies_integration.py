@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -31,6 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 NAMES = [*sorted(STRATEGIES), "fsdp", "zero2", "mesh(data=2, activation_checkpointing=True)"]
+SECOND = NAMES[-2:]  # which share what they do with fsdp
 PAIRS = [(first, then) for first in NAMES for then in NAMES]
 
 
@@ -55,6 +57,14 @@ OPTIMIZERS = {
     "groups": two_groups,
     "momentum": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
 }
+JOBS = [*((name, what) for name in NAMES for what in (*OPTIMIZERS, "best", "accumulated")), *PAIRS]
+"""A strategy with an optimizer, one that does something more, or one and the strategy that goes on from it."""
+RING = [*itertools.pairwise([*NAMES, NAMES[0]]), *((name, "groups") for name in SECOND), ("zero2", "accumulated")]
+SLOW = [job for job in JOBS if set(job) & set(SECOND) and job not in RING]
+
+
+def parameters(*jobs):
+    return [pytest.param(*job, marks=pytest.mark.slow if job in SLOW else ()) for job in jobs]
 
 
 def task(**parts):
@@ -107,17 +117,21 @@ def refusals(world, collective, folder):
     return told
 
 
-def on_a_rank(folder, world):
+def on_a_rank(jobs, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     run = functools.partial(trained, world=world, collective=collective)
-    found = {(name, optimizer): run(name, optimizer=optimizer) for name in NAMES for optimizer in OPTIMIZERS}
-    for first, then in PAIRS:
-        run(first, folder=f"{folder}/{first}-{then}", epochs=1)
-        found[first, then] = run(then, folder=f"{folder}/{first}-{then}")
-    for name in NAMES:
-        found[name, "best"] = run(name, restore_best=True, folder=f"{folder}/best-{name}")
-        found[name, "accumulated"] = run(name, accumulate_steps=4)
+    found = {}
+    for name, what in jobs:
+        if what in OPTIMIZERS:
+            found[name, what] = run(name, optimizer=what)
+        elif what == "best":
+            found[name, what] = run(name, restore_best=True, folder=f"{folder}/best-{name}")
+        elif what == "accumulated":
+            found[name, what] = run(name, accumulate_steps=4)
+        else:
+            run(name, folder=f"{folder}/{name}-{what}", epochs=1)
+            found[name, what] = run(what, folder=f"{folder}/{name}-{what}")
     found["refusals"] = refusals(world, collective, folder)
     collective.close()
     return found
@@ -125,7 +139,19 @@ def on_a_rank(folder, world):
 
 @pytest.fixture(scope="module")
 def together(ranks, tmp_path_factory):
-    return ranks.together(functools.partial(on_a_rank, tmp_path_factory.mktemp("checkpoints")), 2, "torch")
+    jobs = [job for job in JOBS if job not in SLOW]
+    return ranks.together(functools.partial(on_a_rank, jobs, tmp_path_factory.mktemp("checkpoints")), 2, "torch")
+
+
+@pytest.fixture(scope="module")
+def on_each_rank(ranks, tmp_path_factory, together):
+    """A function of a job that gives what came of it on each rank; the slow ones run when one is asked for."""
+
+    @functools.cache
+    def later():
+        return ranks.together(functools.partial(on_a_rank, SLOW, tmp_path_factory.mktemp("later")), 2, "torch")
+
+    return lambda *job: [rank[job] for rank in (later() if job in SLOW else together)]
 
 
 def alone(**settings):
@@ -138,32 +164,30 @@ def same_weights(rank, wanted):
         torch.testing.assert_close(rank["weights"], wanted["weights"], **EXACT)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", NAMES)
-def test_two_ranks_end_with_the_weights_and_the_state_of_one(together, strategy, optimizer):
+@pytest.mark.parametrize(("strategy", "optimizer"), parameters(*itertools.product(NAMES, OPTIMIZERS)))
+def test_two_ranks_end_with_the_weights_and_the_state_of_one(on_each_rank, strategy, optimizer):
     wanted = alone(optimizer=optimizer)
-    for rank in together:
-        same_weights(rank[strategy, optimizer], wanted)
-        assert rank[strategy, optimizer]["epochs"] == pytest.approx(wanted["epochs"], rel=1e-9)
-        assert rank[strategy, optimizer]["norms"] == pytest.approx(wanted["norms"], rel=1e-9)
+    for rank in on_each_rank(strategy, optimizer):
+        same_weights(rank, wanted)
+        assert rank["epochs"] == pytest.approx(wanted["epochs"], rel=1e-9)
+        assert rank["norms"] == pytest.approx(wanted["norms"], rel=1e-9)
     assert max(wanted["norms"]) > 0.5  # so that steps were clipped
-    leader, other = (rank[strategy, optimizer]["state"] for rank in together)
+    leader, other = (rank["state"] for rank in on_each_rank(strategy, optimizer))
     assert other is None
     torch.testing.assert_close(leader["model"], wanted["state"]["model"], **EXACT)
     torch.testing.assert_close(leader["optimizer"], wanted["state"]["optimizer"], **EXACT)
 
 
-@pytest.mark.parametrize("strategy", NAMES)
-def test_accumulated_batches_are_exchanged_once(together, strategy):
+@pytest.mark.parametrize(("strategy", "more"), parameters(*((name, "accumulated") for name in NAMES)))
+def test_accumulated_batches_are_exchanged_once(on_each_rank, strategy, more):
     wanted = alone(accumulate_steps=4)
-    for rank in together:
-        same_weights(rank[strategy, "accumulated"], wanted)
+    for rank in on_each_rank(strategy, more):
+        same_weights(rank, wanted)
 
 
-@pytest.mark.parametrize(("first", "then"), PAIRS)
-def test_a_strategy_goes_on_from_the_checkpoint_of_another(together, first, then):
-    for rank in together:
-        resumed, undisturbed = rank[first, then], rank["all_reduce", "groups"]
+@pytest.mark.parametrize(("first", "then"), parameters(*PAIRS))
+def test_a_strategy_goes_on_from_the_checkpoint_of_another(on_each_rank, first, then):
+    for resumed, undisturbed in zip(on_each_rank(first, then), on_each_rank("all_reduce", "groups"), strict=True):
         if {first, then} <= set(STRATEGIES):  # which add up in the same order
             assert all(torch.equal(resumed["weights"][name], one) for name, one in undisturbed["weights"].items())
             assert resumed["epochs"] == undisturbed["epochs"]
@@ -171,10 +195,10 @@ def test_a_strategy_goes_on_from_the_checkpoint_of_another(together, first, then
         assert resumed["epochs"] == pytest.approx(undisturbed["epochs"], rel=1e-9)
 
 
-@pytest.mark.parametrize("strategy", NAMES)
-def test_every_rank_gets_the_best_weights(together, strategy):
-    for rank in together:
-        same_weights(rank[strategy, "best"], alone(restore_best=True))
+@pytest.mark.parametrize(("strategy", "more"), parameters(*((name, "best") for name in NAMES)))
+def test_every_rank_gets_the_best_weights(on_each_rank, strategy, more):
+    for rank in on_each_rank(strategy, more):
+        same_weights(rank, alone(restore_best=True))
 
 
 def test_a_rank_of_zero1_holds_the_state_of_its_own_parameters_alone(together):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import math
 import sys
@@ -180,6 +181,19 @@ OPTIMIZERS = {
 }
 
 
+DTYPES = (torch.float64, torch.float32)
+EVERY = [(case, dtype, optimizer) for case in CASES for dtype in DTYPES for optimizer in OPTIMIZERS]
+RUNS = {
+    2: [
+        *((case, torch.float64, "adamw") for case in CASES),
+        *(("mlp", torch.float64, "sgd"), ("nano, flash", torch.float32, "sgd")),
+        *(("encoder", torch.float32, "adamw"), ("gpt, manual", torch.float32, "adamw")),
+    ],
+    4: [(case, torch.float64, "adamw") for case in ON_FOUR_RANKS],
+}
+RUNS["2, slow"] = [run for run in EVERY if run not in RUNS[2]]
+
+
 class Sent(TorchDispatchMode):
     """Counts the bytes of what is summed over all ranks."""
 
@@ -321,17 +335,11 @@ def thawed(mesh):
     return frozen, net.scale.grad
 
 
-def on_a_rank(world):
+def on_a_rank(runs, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     mesh = init_device_mesh("cpu", (world.size,))
-    found = {
-        (case, str(dtype), optimizer): run(case, dtype, optimizer, mesh)
-        for case in CASES
-        for dtype in (torch.float64, torch.float32)
-        for optimizer in OPTIMIZERS
-        if world.size == 2 or (case in ON_FOUR_RANKS and (dtype, optimizer) == (torch.float64, "adamw"))
-    }
+    found = {each: run(*each, mesh) for each in RUNS[runs]}
     found["sent"] = {
         case: sent(mesh, case)
         for case in CASES
@@ -348,20 +356,26 @@ def on_a_rank(world):
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def together(ranks, request):
-    return request.param, ranks.together(on_a_rank, request.param, "torch")
+    size = 4 if request.param == 4 else 2
+    return size, ranks.together(functools.partial(on_a_rank, request.param), size, "torch")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("together", "case", "dtype", "optimizer"),
+    [
+        pytest.param(runs, *run, marks=() if runs == 2 else pytest.mark.slow, id=f"{runs}-{run[0]}-{run[1]}-{run[2]}")
+        for runs in RUNS
+        for run in RUNS[runs]
+    ],
+    indirect=["together"],
+    scope="module",
+)
 def test_split_layers_compute_and_learn_what_whole_ones_do(together, case, dtype, optimizer):
-    if (case, str(dtype), optimizer) not in together[1][0]:
-        pytest.skip("runs on two ranks")
     torch.set_num_threads(1)
     wanted = run(case, dtype, optimizer, None)
     bounds = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 2e-6}
     for rank in together[1]:
-        found = rank[case, str(dtype), optimizer]
+        found = rank[case, dtype, optimizer]
         assert found.keys() == wanted.keys()
         if (dtype, optimizer) == (torch.float32, "adamw"):
             _same_key_biases(found["weights"], wanted["weights"])
