@@ -59,9 +59,9 @@ STRATEGIES = {
         "mesh(expert=2, pipeline=2, tensor=2, schedule='naive')",
     ],
 }
-SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
+SLOW = {"fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
 FEW = ("clipped", "weights", "best", "thawed")  # of more than two ranks, on two processors
-WHOLE = {"all_reduce", "zero1", "parameter_server(servers=2)"}  # whose other cases, too, are trained at once
+WHOLE = {"all_reduce", "parameter_server(servers=2)"}  # whose other cases, too, are trained at once
 
 
 def marks(size, strategy, case="clipped"):
