@@ -55,7 +55,7 @@ def ends():
 @pytest.mark.parametrize(("backend", "way", "how"), ends())
 def test_a_rank_that_leaves_ends_the_others(run_collective, backend, way, how, tmp_path):
     # Longer than the test waits for an answer, where the end of a rank must be noticed without waiting it out.
-    timeout = 6.0 if how == "hangs" else 300.0
+    timeout = 4.0 if how == "hangs" else 300.0
     values = run_collective(
         partial(leave, how=how, shared=way == "shared", noticed=tmp_path / "noticed"),
         2,

@@ -79,7 +79,7 @@ def test_optimizers_train_without_the_compiler():
     run(TRAINS)
 
 
-@pytest.mark.parametrize("wanted", WAYS)
+@pytest.mark.parametrize("wanted", [*WAYS[:2], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[2:])])
 def test_whoever_wants_the_compiler_has_the_real_one(wanted):
     run(COMPILES.format(wanted=wanted))
 

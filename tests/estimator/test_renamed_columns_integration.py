@@ -46,7 +46,7 @@ def one(scored, column="y__output"):
     return scored.first()[column]
 
 
-@pytest.mark.parametrize("signature", [PAIR, None])
+@pytest.mark.parametrize("signature", [PAIR, pytest.param(None, marks=pytest.mark.slow)])
 def test_other_columns_are_read_by_their_place(df, signature):
     model = digits(signature)
     assert one(model.transform(df)) == 5
@@ -74,7 +74,7 @@ def test_weights_that_change_in_place_predict_at_once(df):
     assert one(model.transform(df)) == 1
 
 
-@pytest.mark.parametrize("signature", [PAIR, None])
+@pytest.mark.parametrize("signature", [pytest.param(PAIR, marks=pytest.mark.slow), None])
 def test_predictions_are_called_by_the_labels(df, signature):
     model = digits(signature)
     model.transform(df)

@@ -52,7 +52,7 @@ def weights(model):
 @pytest.mark.parametrize(
     "params",
     [
-        {"epochs": 3},
+        pytest.param({"epochs": 3}, marks=pytest.mark.slow),
         {"epochs": 2, "num_proc": 2, "batch_size": 32, "validation": 0.2},
         pytest.param({"epochs": 30, "validation": 0.3, "early_stopping_patience": 2}, marks=pytest.mark.slow),
     ],

@@ -286,7 +286,10 @@ except Exception as error:
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [(signal.SIGTERM, "AirflowException exit code 130: a signal ended the run"), (signal.SIGALRM, "TimeoutError")],
+    [
+        (signal.SIGTERM, "AirflowException exit code 130: a signal ended the run"),
+        pytest.param(signal.SIGALRM, "TimeoutError", marks=pytest.mark.slow),
+    ],
 )
 def test_airflow_ends_a_run_by_sigterm_and_waits_until_it_has_ended(tmp_path, how, told):
     (tmp_path / "airflow").mkdir()

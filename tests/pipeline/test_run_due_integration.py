@@ -100,7 +100,7 @@ def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(sp
     assert execute(shop.new_run(noon(18))).outcome == "nothing new"
 
 
-@pytest.mark.parametrize("by", ["time", "partition"])
+@pytest.mark.parametrize("by", ["time", pytest.param("partition", marks=pytest.mark.slow)])
 def test_clean_rows_that_are_gone_are_taken_in_again(spark, tmp_path, caplog, by):
     named = {"time": "at"} if by == "time" else {"partition": "day"}
     shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", **named})

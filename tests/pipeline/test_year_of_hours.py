@@ -26,7 +26,7 @@ from sparkdl.pipeline.steps.drift import Looked
 from sparkdl.pipeline.steps.ingest import rules_of
 from sparkdl.tables.table import Table
 
-HOURS = [f"{datetime(2025, 1, 1) + timedelta(hours=n):%Y-%m-%dT%H}" for n in range(8760)]
+YEAR = [f"{datetime(2025, 1, 1) + timedelta(hours=n):%Y-%m-%dT%H}" for n in range(8760)]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 A_MONTH = 720
 PER_WINDOW = 500
@@ -90,15 +90,20 @@ def looked(monkeypatch):
     return Counted.looked
 
 
+@pytest.fixture(params=[pytest.param(2190, id="a quarter"), pytest.param(8760, id="a year", marks=pytest.mark.slow)])
+def hours(request):
+    return YEAR[-request.param :]
+
+
 @pytest.fixture
-def new_run(tmp_path):
-    """A function that makes a run of a pipeline with a champion that has scored a year of hours."""
+def new_run(tmp_path, hours):
+    """A function that makes a run of a pipeline with a champion that has scored all these hours."""
     champion = ModelVersion(
         name="shop", version=1, uri="nowhere", artifact="a", metrics={}, parameters={}, lineage={}, published=NOW,
         publication="",
     )  # fmt: skip
 
-    def made(*overrides, held=HOURS, **asked):
+    def made(*overrides, held=hours, **asked):
         text = f"""
         name: shop
         root: {tmp_path}
@@ -127,8 +132,8 @@ def new_run(tmp_path):
     )
     for step in sorted(steps_asked_for(train=False), key=lambda step: step.name == "live"):  # which reads score's
         keys = step.wanted(run)
-        if step.name == "score":  # of the whole year, hour after hour
-            keys = {f"{hour} in {target}": "an earlier key" for hour in HOURS} | keys
+        if step.name == "score":  # of all of them, hour after hour
+            keys = {f"{hour} in {target}": "an earlier key" for hour in hours} | keys
         receipts = []
         for name, key in keys.items():
             text = encode(facts[step.name](name)).decode()
@@ -137,27 +142,27 @@ def new_run(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("held", [HOURS, HOURS[-A_MONTH:]], ids=["a year", "a month of the year"])
-def test_that_nothing_is_new_is_told_by_looking_at_each_window_a_few_times(new_run, looked, held):
-    run = new_run(train=False, held=held)
+@pytest.mark.parametrize("month", [False, True], ids=["all", "a month of them"])
+def test_that_nothing_is_new_is_told_by_looking_at_each_window_a_few_times(new_run, looked, hours, month):
+    run = new_run(train=False, held=hours[-A_MONTH:] if month else hours)
     assert nothing_new(steps_asked_for(train=False), run)
     assert not any(stale_of(step, run) for step in steps_asked_for(train=False))
-    assert 0 < looked["receipts"] < PER_WINDOW * len(HOURS)
-    assert 0 < looked["hashes"] < 10 * len(HOURS)
+    assert 0 < looked["receipts"] < PER_WINDOW * len(hours)
+    assert 0 < looked["hashes"] < 10 * len(hours)
 
 
 @pytest.mark.parametrize("overrides", [(), ("expect={positive: x > 0}",)], ids=["learning alone", "every window"])
-def test_a_plan_looks_at_each_window_a_few_times(new_run, looked, overrides):
+def test_a_plan_looks_at_each_window_a_few_times(new_run, looked, hours, overrides):
     plan = plan_of(new_run(*overrides))
-    assert len(plan.due) == (len(HOURS) if overrides else 0)
+    assert len(plan.due) == (len(hours) if overrides else 0)
     assert {step.name: step.state for step in plan.steps}["train"] == "done again"
-    assert 0 < looked["receipts"] < PER_WINDOW * len(HOURS)
-    assert 0 < looked["hashes"] < 10 * len(HOURS)
+    assert 0 < looked["receipts"] < PER_WINDOW * len(hours)
+    assert 0 < looked["hashes"] < 10 * len(hours)
 
 
-def test_a_plan_where_scored_windows_are_due_again_is_told_whether_or_not_a_run_learns(new_run):
+def test_a_plan_where_scored_windows_are_due_again_is_told_whether_or_not_a_run_learns(new_run, hours):
     for train in (True, False):
         plan = plan_of(new_run("expect={positive: x > 0}", train=train))
-        assert (len(plan.due), plan.stops) == (len(HOURS), "")
+        assert (len(plan.due), plan.stops) == (len(hours), "")
         states = {step.name: step.state for step in plan.steps}
         assert (states["drift"], states["score"]) == ("done again", "done again")

@@ -86,18 +86,35 @@ def test_a_sorted_table_is_as_random_as_a_uniform_shuffle(tmp_path, distinct, sh
     assert content_excess(plain, 256) > 200
 
 
-@given(
+ANY_PARTITIONS = given(
     cuts=st.lists(st.integers(0, 3000), max_size=6),
     distinct=st.sampled_from([0, 2, 4]),
     shard_bytes=st.sampled_from([2_000, 20_000, 1 << 20]),
     seed=st.integers(0, 2**40),
     shuffled=st.booleans(),
 )
+
+
+@ANY_PARTITIONS
 @example(cuts=[3], distinct=2, shard_bytes=20_000, seed=0, shuffled=False)  # runs without a row of some bucket
-@settings(max_examples=25, deadline=None)
+@example(cuts=[7, 900], distinct=0, shard_bytes=2_000, seed=1 << 39, shuffled=True)
+@settings(max_examples=6, deadline=None)
 def test_the_same_rows_and_seed_give_the_same_shards_in_any_partitions(
     tmp_path_factory, cuts, distinct, shard_bytes, seed, shuffled
 ):
+    check_any_partitions(tmp_path_factory, cuts, distinct, shard_bytes, seed, shuffled)
+
+
+@pytest.mark.slow
+@ANY_PARTITIONS
+@settings(max_examples=50, deadline=None)
+def test_the_same_rows_and_seed_give_the_same_shards_in_very_many_partitions(
+    tmp_path_factory, cuts, distinct, shard_bytes, seed, shuffled
+):
+    check_any_partitions(tmp_path_factory, cuts, distinct, shard_bytes, seed, shuffled)
+
+
+def check_any_partitions(tmp_path_factory, cuts, distinct, shard_bytes, seed, shuffled):
     table = sorted_table(3000, distinct=distinct)
     ragged = pa.array([[float(i % 3)] * (i % 4) for i in range(3000)], pa.list_(pa.float32()))
     table = table.append_column("r", ragged)

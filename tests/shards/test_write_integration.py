@@ -208,7 +208,7 @@ def test_the_same_rows_and_seed_give_the_same_bytes_from_any_files(spark, tmp_pa
     rows = spark.read.parquet(f"{tmp_path}/rows")
     for columns in (["id", "x", "s"], ["s", "d"]):  # the second: rows of 15 kinds
         hashes = set()
-        for files, by in ((1, "x"), (2, "id"), (50, "s")):
+        for files, by in ((1, "x"), (20, "s")):
             rows.repartition(files).sortWithinPartitions(by).write.parquet(f"{tmp_path}/{len(columns)}-{files}")
             sorted_rows = spark.read.parquet(f"{tmp_path}/{len(columns)}-{files}")
             for shard_bytes in (128 << 20, 20_000):

@@ -45,7 +45,7 @@ def reduced_by_horovod(path):
     return sum(event.get("name") == "ALLREDUCE" and "bucket" in names[event["pid"]] for event in events)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     ("backend", "carried_by", "by_torch", "by_horovod"),
     [

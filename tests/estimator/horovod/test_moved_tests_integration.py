@@ -83,7 +83,7 @@ def test_transform_multi_class(df):
     assert [len(row["y__output"]) for row in out.collect()] == [2] * 4
 
 
-@pytest.mark.parametrize("idx", [None, 0])
+@pytest.mark.parametrize("idx", [pytest.param(None, marks=pytest.mark.slow), 0])
 def test_torch_direct_parquet_train(df, tmp_path, idx):
     store, backend = LocalStore(str(tmp_path)), CallbackBackend()
     columns = {"feature_columns": ["features"], "label_columns": ["y"]}

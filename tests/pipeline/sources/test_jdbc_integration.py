@@ -55,9 +55,9 @@ def rows_by_task(frame):
     [
         ({"key": ("id",)}, {}),
         ({"key": ("code", "id")}, {}),
-        ({"key": ("code",), "time": "at"}, {}),
+        pytest.param({"key": ("code",), "time": "at"}, {}, marks=pytest.mark.slow),
         ({"time": "day"}, {}),
-        ({"key": ("price",)}, {}),
+        pytest.param({"key": ("price",)}, {}, marks=pytest.mark.slow),
         ({"key": ("code",)}, {"partitionColumn": 'Odd "Name'}),
     ],
 )

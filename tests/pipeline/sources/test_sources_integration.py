@@ -21,14 +21,26 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+ZONES = ("UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago")
+FURTHEST = {"timestamp": ZONES[1], "timestamp_ntz": ZONES[2], "date": ZONES[2], "string": ZONES[1]}
+
+
+@pytest.fixture
 def zone(spark, request):
     spark.conf.set("spark.sql.session.timeZone", request.param)
     yield request.param
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("zone", "kind"),
+    [
+        pytest.param(zone, kind, marks=() if FURTHEST[kind] == zone else pytest.mark.slow)
+        for kind in KINDS
+        for zone in ZONES
+    ],
+    indirect=["zone"],
+)
 def test_rows_of_windows_are_those_of_no_others_in_every_time_zone(spark, zone, kind):
     query = f"SELECT id, IF(id % 50 = 7, NULL, {KINDS[kind]}) AS `t``x` FROM range(0, 500)"
     source = source_of(SqlSource(query=query, time="t`x", every="day" if kind == "date" else "hour"))
@@ -77,8 +89,15 @@ def rows_of(spark, section):
     return read_rows(spark, source, source.snapshot())
 
 
-@pytest.mark.parametrize("names", ["a,b", "x1,x2"])
-@pytest.mark.parametrize("schema", [None, "id INT, {} DOUBLE, {} DOUBLE"])
+@pytest.mark.parametrize(
+    ("schema", "names"),
+    [
+        (None, "x1,x2"),
+        ("id INT, {} DOUBLE, {} DOUBLE", "a,b"),
+        pytest.param(None, "a,b", marks=pytest.mark.slow),
+        pytest.param("id INT, {} DOUBLE, {} DOUBLE", "x1,x2", marks=pytest.mark.slow),
+    ],
+)
 def test_columns_of_csv_files_are_taken_by_their_names(spark, tmp_path, names, schema):
     one, other = names.split(",")
     (tmp_path / "1.csv").write_text(f"id,{one},{other}\n1,1.0,100.0\n2,2.0,200.0\n")

@@ -439,8 +439,18 @@ def asked_for(spark, window, *, wrong=0):
 ASKED = []
 
 
-@pytest.mark.parametrize("transform", [None, Transform(sql="SELECT * FROM {source}")])
-@pytest.mark.parametrize("time", [{"time": "at"}, {"partition": "at"}])
+THROUGH_SQL = Transform(sql="SELECT * FROM {source}")
+
+
+@pytest.mark.parametrize(
+    ("transform", "time"),
+    [
+        (None, {"time": "at"}),
+        (THROUGH_SQL, {"partition": "at"}),
+        pytest.param(None, {"partition": "at"}, marks=pytest.mark.slow),
+        pytest.param(THROUGH_SQL, {"time": "at"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_function_is_asked_for_all_rows_and_for_those_of_the_windows_that_are_due(spark, tables, transform, time):
     spec = spec_of(FunctionSource(function=f"{HERE}:asked_for", key=("order_id",), **time), transform=transform)
     ASKED.clear()
@@ -458,7 +468,7 @@ def test_a_function_is_asked_for_all_rows_and_for_those_of_the_windows_that_are_
     assert len(clean_rows(tables)) == 96
 
 
-@pytest.mark.parametrize("transform", [None, Transform(sql="SELECT * FROM {source}")])
+@pytest.mark.parametrize("transform", [None, THROUGH_SQL])
 def test_a_function_that_returns_other_rows_for_a_window_is_refused(spark, tables, transform):
     source = FunctionSource(function=f"{HERE}:asked_for", arguments={"wrong": 1}, key=("order_id",), time="at")
     with pytest.raises(DataError, match=r"window 2026-03-01.* with a window and without"):
