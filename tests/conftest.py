@@ -30,7 +30,8 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARKDL_PRELOAD", "torch,torch.distributed,horovod.torch,sparkdl.launch.rank.rank")
 
 
-LONGEST = ("test_readme", "test_save_integration", "test_notebooks")
+LONGEST = ("test_readme", "test_contract_integration", "test_ingest_integration", "test_runners_integration")
+LONGEST += ("test_estimator_integration", "test_local_integration", "test_spoiled", "test_fit_integration")
 
 
 def pytest_collection_modifyitems(items):
