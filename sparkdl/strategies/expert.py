@@ -102,7 +102,7 @@ class _ExpertRanks:
     def run(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Return the outputs of rows that are sorted by expert, ``counts`` of each."""
         leaving = torch.tensor(counts, device=rows.device).view(self._size, self._experts)
-        arriving = torch.empty_like(leaving)  # from each rank, for each expert here
+        arriving = leaving.clone()  # from each rank, for each expert here; of a silent rank, as many as go to it
         dist.all_to_all_single(arriving, leaving, group=self._group)
         sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
         arrived = _AllToAll.apply(rows, sent, received, self._group)  # type: ignore[no-untyped-call]

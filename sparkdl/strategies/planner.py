@@ -26,7 +26,7 @@ from sparkdl.collective.gradients.buckets import bucket_bytes
 from sparkdl.compat.silent_ranks import silent_ranks
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.nn.mixture import mixtures
+from sparkdl.nn.mixture import mixtures, share_tokens
 from sparkdl.strategies import tensor_plan
 from sparkdl.strategies.local_steps import PRESETS as LOCAL_STEPS
 from sparkdl.strategies.mesh import Mesh
@@ -40,6 +40,7 @@ __all__ = [
     "NOT_RANKED",
     "Estimate",
     "Link",
+    "MixtureCosts",
     "ModelCosts",
     "Plan",
     "choose",
@@ -115,6 +116,24 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixtureCosts:
+    """Of one mixture of experts.
+
+    Attributes:
+        experts: how many.
+        expert_bytes: of the parameters of all of them.
+        token_bytes: of a row's tokens on their way to experts and back, in the forward and in the backward pass, with
+            tokens dealt evenly; what exceeds ``capacity_factor`` stays.
+        choice_bytes: of a row, which every rank tells all others that read the same batch.
+    """
+
+    experts: int
+    expert_bytes: int
+    token_bytes: float
+    choice_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCosts:
     """What one process measured of a model, with its global batch of ``rows``.
 
@@ -135,8 +154,7 @@ class ModelCosts:
         jitter: relative standard deviation of the seconds of a pass.
         overheads: by strategy, seconds by which torch's own parts that spread the model lengthen a step, of a pipeline
             each micro-batch; a sentence where they do not take the model.
-        experts: of each mixture of experts how many it has, their bytes, and bytes of tokens a row that go to them and
-            come back in a step.
+        mixtures: of experts, that the model has.
         splits: by number of ranks of a tensor group, the work that is split, as a share of all, bytes that a rank sends
             a row, and messages; a sentence where the model cannot be split so.
     """
@@ -156,7 +174,7 @@ class ModelCosts:
     no_layers: str = ""
     jitter: float = 0.0
     overheads: Mapping[str, float | str] = field(default_factory=dict)
-    experts: Sequence[tuple[int, int, float]] = ()
+    mixtures: Sequence[MixtureCosts] = ()
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
 
     @property
@@ -317,7 +335,7 @@ def measure_model(
         no_layers=no_layers,
         jitter=math.sqrt(sum(deviation**2 for deviation in deviations) / len(deviations)),
         overheads=overheads,
-        experts=_experts_of(model, few, input_style),
+        mixtures=_mixtures_of(model, few, input_style),
         splits=splits,
     )
 
@@ -423,7 +441,7 @@ def _overheads(
 
     Each deals a copy of the model to the smallest group there may be, of which this rank alone is there.
     """
-    from sparkdl.strategies import tensor
+    from sparkdl.strategies import expert, tensor
 
     size = min(splits)
     tensor_split = splits[size]
@@ -448,6 +466,10 @@ def _overheads(
         def split(copied: torch.nn.Module) -> None:
             tensor.split(copied, mesh, tensor_plan.find_plan(copied, size, None))
 
+        def deal_experts(copied: torch.nn.Module) -> None:
+            expert.split(copied, mesh)
+            share_tokens(copied, None)  # silent ranks choose nothing
+
         by_strategy = {
             "zero2": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=True))),
             "fsdp": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=False))),
@@ -455,6 +477,10 @@ def _overheads(
         if not isinstance(tensor_split, str):
             part = 1 - tensor_split[0] + tensor_split[0] / size
             by_strategy["tensor"] = (part, part, seconds(split))
+        layers = mixtures(model).values()
+        if layers and not any(layer.experts % size for layer in layers):
+            dealt = sum(p.nbytes for layer in layers for p in layer.expert_parameters().values()) / _bytes_of(model)
+            by_strategy["expert"] = (1.0, 1 - dealt + dealt / size, seconds(deal_experts))
         for strategy, (passes, optimizer, total) in by_strategy.items():
             if not isinstance(total, str):
                 total = max(total - passes * plain.median - optimizer * plain.optimizer, 0.0)
@@ -566,22 +592,25 @@ def _split_of(
     return min(split / total, 1.0), sent / rows, len(plan)
 
 
-def _experts_of(
+def _mixtures_of(
     model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle
-) -> list[tuple[int, int, float]]:
-    """Of each ``MixtureOfExperts``: experts, bytes of their parameters, bytes of a row's tokens there and back."""
-    experts: list[tuple[int, int, float]] = []
+) -> list[MixtureCosts]:
+    measured: list[MixtureCosts] = []
     rows = len(next(iter(batch.values())))
 
     def note(layer: Any, arguments: Any, output: torch.Tensor) -> None:
-        inputs = arguments[0]
-        tokens = inputs.numel() // inputs.shape[-1] / rows
-        expert_bytes = sum(
-            parameter.numel() * parameter.element_size() for parameter in layer.expert_parameters().values()
+        choices = layer.k * arguments[0].numel() // layer.features / rows
+        taken = choices * min(layer.capacity_factor or 1.0, 1.0)
+        parameters = layer.expert_parameters().values()
+        measured.append(
+            MixtureCosts(
+                experts=layer.experts,
+                expert_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+                # There with the features, back with the outputs, and the gradients of both.
+                token_bytes=2 * taken * (layer.features + layer.out_features) * arguments[0].element_size(),
+                choice_bytes=choices * torch.int64.itemsize,
+            )
         )
-        # There with the features, back with the outputs, and the gradients of both.
-        sent = 2 * layer.k * tokens * (layer.features + layer.out_features) * inputs.element_size()
-        experts.append((layer.experts, expert_bytes, sent))
 
     hooks = [layer.register_forward_hook(note) for layer in mixtures(model).values()]
     try:
@@ -590,7 +619,7 @@ def _experts_of(
     finally:
         for hook in hooks:
             hook.remove()
-    return experts
+    return measured
 
 
 def _bytes_of(module: torch.nn.Module) -> int:
@@ -718,7 +747,7 @@ def choose(
             local_ranks=min(local for local, _ in places),
             true_reduce_scatter=collective.world.device != "cpu",
         )
-        meshes = dict(_candidates(ranks, with_experts=bool(costs.experts)))
+        meshes = dict(_candidates(ranks, with_experts=bool(costs.mixtures)))
 
         def goes(strategy: str) -> bool:
             mesh = meshes[strategy]
@@ -770,9 +799,9 @@ def rank_strategies(
     inner = within_host or link
     estimates: list[Estimate] = []
     impossible: dict[str, str] = {}
-    for strategy, mesh in _candidates(ranks, with_experts=bool(costs.experts)):
+    for strategy, mesh in _candidates(ranks, with_experts=bool(costs.mixtures)):
         one_host = inner if ranks <= local_ranks else link
-        group = inner if max(mesh.tensor or 1, mesh.shard or 1) <= local_ranks else link
+        group = inner if max(mesh.tensor or 1, mesh.shard or 1, mesh.expert or 1) <= local_ranks else link
         try:
             seconds, computing, sent, memory = _step(
                 strategy, mesh, costs, all_ranks=one_host, group=group, true_reduce_scatter=true_reduce_scatter
@@ -780,6 +809,11 @@ def rank_strategies(
         except ConfigError as refused:
             impossible[strategy] = str(refused)
             continue
+        # The choices of a mixture are those of all rows: each reader tells all others, with one message how many.
+        choices = sum(mixture.choice_bytes for mixture in costs.mixtures) * costs.rows / mesh.readers
+        messages = 2 * len(costs.mixtures) * (mesh.readers - 1)
+        seconds += messages * one_host.latency + choices * (mesh.readers - 1) / one_host.bandwidth
+        sent += choices * (mesh.readers - 1)
         estimates.append(_estimate(costs, ranks, strategy, seconds, computing, sent, memory))
     fitting = sorted((e for e in estimates if e.memory_bytes <= memory_bytes), key=lambda e: e.seconds)
     too_large = sorted((e for e in estimates if e.memory_bytes > memory_bytes), key=lambda e: e.memory_bytes)
@@ -840,7 +874,7 @@ def simulate_copies(costs: ModelCosts, link: Link, ranks: int, *, straggler: flo
     forward, backward = costs.seconds(costs.rows)
 
     def step(slow: float) -> float:
-        reduced, _ = _reduced_while_backward(costs, 1.0, backward * slow, ranks, link)
+        reduced, _ = _reduced_while_backward(costs, {ranks: 1.0}, backward * slow, link)
         return (forward + costs.optimizer_seconds) * slow + reduced
 
     return mean_of_slowest(step, ranks, costs.jitter, straggler=straggler)
@@ -864,6 +898,8 @@ def _candidates(ranks: int, *, with_experts: bool) -> Iterator[tuple[str, Mesh]]
             yield f"mesh(data={copies}, shard={size})", Mesh(data=copies, shard=size)
             yield f"mesh(data={copies}, tensor={size})", Mesh(data=copies, tensor=size)
             yield f"mesh(data={copies}, pipeline={size})", Mesh(data=copies, pipeline=size)
+            if with_experts:
+                yield f"mesh(data={copies}, expert={size})", Mesh(data=copies, expert=size)
 
 
 def _step(
@@ -881,7 +917,7 @@ def _step(
     if mesh.pipeline != 1:
         return _pipeline_step(costs, int(mesh.pipeline or 1), copies, all_ranks)
     if mesh.expert != 1:
-        return _expert_step(costs, int(mesh.expert or 1), all_ranks)
+        return _expert_step(costs, int(mesh.expert or 1), copies, all_ranks, group)
     forward, backward = costs.seconds(rows)
     part = 1.0  # of the model that a rank holds
     split_seconds = sent = 0.0
@@ -906,7 +942,7 @@ def _step(
         return _sharded_step(
             costs, mesh, forward, backward, optimizer, group if copies == 1 else all_ranks, true_reduce_scatter
         )
-    reduced, sent_now = _reduced_while_backward(costs, part, backward, copies, all_ranks)
+    reduced, sent_now = _reduced_while_backward(costs, {copies: part}, backward, all_ranks)
     seconds = forward + split_seconds + reduced + optimizer
     sent += sent_now
     if strategy == "zero1":
@@ -927,24 +963,32 @@ def _largest_part(sizes: Sequence[int], parts: int) -> float:
 
 
 def _reduced_while_backward(
-    costs: ModelCosts, part: float, backward: float, copies: int, link: Link
+    costs: ModelCosts, parts: Mapping[int, float], backward: float, link: Link
 ) -> tuple[float, float]:
-    """Seconds of a backward pass that sends each bucket of gradients when it is full, one after the other; bytes."""
-    if copies == 1:
+    """Seconds of a backward pass that sends each bucket of gradients when it is full, one after the other; bytes.
+
+    Args:
+        costs: of the model.
+        parts: by number of copies, the share of all gradients that is averaged over so many.
+        backward: seconds of computing.
+        link: between the copies.
+    """
+    parts = {copies: part for copies, part in parts.items() if copies > 1}
+    if not parts:
         return backward, 0.0
-    limit = bucket_bytes(int(costs.gradient_bytes * part), copies)
+    limit = bucket_bytes(int(costs.gradient_bytes * sum(parts.values())), max(parts))
     buckets: list[tuple[float, float]] = []  # bytes, and the second of the pass at which it is full
     for size, ready in zip(costs.gradients, costs.ready, strict=True):
-        if not buckets or buckets[-1][0] + size * part > limit:
+        if not buckets or (buckets[-1][0] + size) * sum(parts.values()) > limit:
             buckets.append((0.0, 0.0))
-        buckets[-1] = buckets[-1][0] + size * part, ready * backward
+        buckets[-1] = buckets[-1][0] + size, ready * backward
     seconds = backward_with_buckets(
         [full for _, full in buckets],
-        [link.all_reduce(payload, copies) for payload, _ in buckets],
+        [sum(link.all_reduce(size * part, copies) for copies, part in parts.items()) for size, _ in buckets],
         backward,
         slowed=link.slowed,
     )
-    return seconds, 2 * sum(payload for payload, _ in buckets) * (copies - 1) / copies
+    return seconds, sum(2 * costs.gradient_bytes * part * (n - 1) / n for n, part in parts.items())
 
 
 def _overhead(costs: ModelCosts, strategy: str) -> float:
@@ -988,25 +1032,28 @@ def _sharded_step(
     return computing + overhead + gather + scatter + average, computing, sent, memory + activations
 
 
-def _expert_step(costs: ModelCosts, ranks: int, link: Link) -> tuple[float, float, float, float]:
-    """Tokens go to the ranks of their experts, evenly, and come back; the other gradients are averaged."""
-    for experts, _, _ in costs.experts:
-        if experts % ranks:
-            raise ConfigError(f"the {experts} experts of a mixture do not divide by {ranks} ranks")
+def _expert_step(
+    costs: ModelCosts, size: int, copies: int, all_ranks: Link, group: Link
+) -> tuple[float, float, float, float]:
+    """Tokens go to the ranks of their experts, evenly, and come back; gradients are averaged over who has the same."""
+    for mixture in costs.mixtures:
+        if mixture.experts % size:
+            raise ConfigError(f"the {mixture.experts} experts of a mixture do not divide by {size} ranks")
+    ranks = size * copies
     rows = costs.rows / ranks
-    dealt = sum(expert_bytes for _, expert_bytes, _ in costs.experts)
-    rest = costs.parameter_bytes - dealt
+    dealt = sum(mixture.expert_bytes for mixture in costs.mixtures) / costs.parameter_bytes / size
+    rest = 1 - dealt * size
     forward, backward = costs.seconds(rows)
-    optimizer = costs.optimizer_seconds * (rest + dealt / ranks) / costs.parameter_bytes
-    tokens = sum(sent for _, _, sent in costs.experts) * rows * (ranks - 1) / ranks
-    messages = 4 * len(costs.experts) * (ranks - 1)
-    exchange = tokens / link.bandwidth + messages * link.latency
-    average = link.all_reduce(costs.gradient_bytes * rest / costs.parameter_bytes, ranks)
+    optimizer = costs.optimizer_seconds * (rest + dealt)
+    tokens = sum(mixture.token_bytes for mixture in costs.mixtures) * rows * (size - 1) / size
+    # Two all-to-alls each way, and one of how many tokens come.
+    exchange = tokens / group.bandwidth + 5 * len(costs.mixtures) * (size - 1) * group.latency
+    parts = {ranks: rest, copies: dealt}
+    reduced, averaged = _reduced_while_backward(costs, parts, backward, all_ranks)
     computing = forward + backward + optimizer
-    share = (rest + dealt / ranks) / costs.parameter_bytes
-    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * share
-    sent = tokens + 2 * costs.gradient_bytes * rest / costs.parameter_bytes * (ranks - 1) / ranks
-    return computing + exchange + average, computing, sent, memory + costs.activation_bytes * rows
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * (rest + dealt)
+    seconds = forward + reduced + optimizer + exchange + _overhead(costs, "expert")
+    return seconds, computing, tokens + averaged, memory + costs.activation_bytes * rows
 
 
 def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tuple[float, float, float, float]:

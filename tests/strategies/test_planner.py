@@ -15,6 +15,7 @@ from sparkdl.nn import MixtureOfExperts
 from sparkdl.strategies.planner import (
     NOT_RANKED,
     Link,
+    MixtureCosts,
     ModelCosts,
     choose,
     measure_link,
@@ -115,12 +116,21 @@ def test_what_is_not_ranked_is_estimated_and_said():
 
 def test_experts_are_ranked_where_a_model_has_some():
     assert "expert" not in by_name(FAST, 2)
-    costs = dataclasses.replace(COSTS, experts=((4, 3_000_000, 8000.0),))
+    mixture = MixtureCosts(experts=4, expert_bytes=3_000_000, token_bytes=8000.0, choice_bytes=16.0)
+    costs = dataclasses.replace(COSTS, mixtures=(mixture,), gradients=(4_000_000,), ready=(1.0,), activation_bytes=0.0)
     expert = by_name(SLOW, 2, costs)["expert"]
-    tokens = 8000.0 * 32 / 2
-    assert expert.sent_bytes == pytest.approx(tokens + 1_000_000)
-    exchange, average = tokens / 1e6 + 4 * 1e-3, SLOW.all_reduce(1e6, 2)
+    tokens, choices = 8000.0 * 32 / 2, 16.0 * 32
+    assert expert.sent_bytes == pytest.approx(tokens + choices + 1_000_000)
+    exchange, average = (tokens + choices) / 1e6 + (5 + 2) * 1e-3, SLOW.all_reduce(1e6, 2)
     assert expert.seconds == pytest.approx(1.5 + 0.1 * 2.5 / 4 + exchange + average)
+    assert expert.memory_bytes == pytest.approx(4 * 2.5e6)
+    copied = by_name(SLOW, 4, costs)["mesh(data=2, expert=2)"]
+    tokens, choices = 8000.0 * 16 / 2, 16.0 * 16 * 3
+    assert copied.sent_bytes == pytest.approx(tokens + choices + 2 * 1e6 * 3 / 4 + 2 * 1.5e6 / 2)
+    exchange = (tokens + choices) / 1e6 + (5 + 2 * 3) * 1e-3
+    average = SLOW.all_reduce(1e6, 4) + SLOW.all_reduce(1.5e6, 2)
+    assert copied.seconds == pytest.approx(0.75 + 0.1 * 2.5 / 4 + exchange + average)
+    assert copied.memory_bytes == expert.memory_bytes
     assert rank_strategies(costs, FAST, 8).impossible["expert"] == "the 4 experts of a mixture do not divide by 8 ranks"
 
 
@@ -218,9 +228,17 @@ def test_a_model_is_measured_as_often_as_one_likes_and_leaves_no_process_group()
 
 def test_tokens_of_experts_are_counted():
     costs = measured(nn.Sequential(nn.Linear(16, 16), MixtureOfExperts(16, 32, 4, k=2)))
-    ((experts, held, sent),) = costs.experts
-    assert (experts, held) == (4, 4 * (16 * 32 + 32 + 32 * 16 + 16) * 4)
-    assert sent == 2 * 2 * (16 + 16) * 4
+    (mixture,) = costs.mixtures
+    assert mixture == MixtureCosts(
+        experts=4,
+        expert_bytes=4 * (16 * 32 + 32 + 32 * 16 + 16) * 4,
+        token_bytes=2 * 2 * (16 + 16) * 4,
+        choice_bytes=2 * 8,
+    )
+    assert costs.overheads["expert"] >= 0
+    few = measured(nn.Sequential(nn.Linear(16, 16), MixtureOfExperts(16, 32, 3, k=2, capacity_factor=0.5)))
+    assert "expert" not in few.overheads
+    assert few.mixtures[0].token_bytes == mixture.token_bytes / 2
 
 
 def test_measuring_says_why_a_model_cannot_be_cut():
