@@ -40,7 +40,7 @@ REFUSED = {
     "data": (["zero2", "fsdp", "tensor"], "given other data"),
     "values": (["parameter_server"], "written into on a worker"),
 }
-RESUMED = ["all_reduce", "fsdp", "pipeline(micro_batches=2)", "diloco(every=5, outer_lr=0.3)"]
+RESUMED = ["all_reduce", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "pipeline", "diloco"))]
 
 
 class Block(torch.nn.Module):
@@ -154,12 +154,17 @@ def turns_of(strategy, world, collective):
     return turns.weights
 
 
-def stopped_and_resumed(strategy, folder, run):
-    run(strategy, callback=ThawOnce(), folder=folder, epochs=1)
-    return run(strategy, callback=ThawOnce(), folder=folder), run(strategy, callback=ThawOnce())
+def stopped_and_resumed(strategy, folder, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    run = functools.partial(trained, strategy, world, collective)
+    run(ThawOnce(), folder=folder, epochs=1)
+    results = run(ThawOnce(), folder=folder), run(ThawOnce())
+    collective.close()
+    return results
 
 
-def on_a_rank(folder, world):
+def on_a_rank(world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     run = functools.partial(trained, world=world, collective=collective)
@@ -174,7 +179,6 @@ def on_a_rank(folder, world):
         "group": {strategy: run(strategy, callback=Change("group")) for strategy in GROUPS},
         "data": {strategy: run(strategy, callback=Change("data")) for strategy in GROUPS},
         "own step": run("all_reduce", callback=Change("group"), task={"manual_step": own_step}),
-        "resumed": {name: stopped_and_resumed(name, f"{folder}/{name}", run) for name in RESUMED},
         "refused": {
             (strategy, change): refusal(strategy, change)
             for change, (strategies, _) in REFUSED.items()
@@ -186,8 +190,8 @@ def on_a_rank(folder, world):
 
 
 @pytest.fixture(scope="module")
-def together(ranks, tmp_path_factory):
-    return ranks.together(functools.partial(on_a_rank, tmp_path_factory.mktemp("runs")), 2, "torch")
+def together(ranks):
+    return ranks.together(on_a_rank, 2, "torch")
 
 
 @functools.lru_cache
@@ -238,8 +242,8 @@ def test_a_step_of_the_users_own_steps_a_group_more(together):
 
 
 @pytest.mark.parametrize("strategy", RESUMED)
-def test_a_run_that_goes_on_keeps_what_a_callback_froze(together, strategy):
-    resumed, undisturbed = together[0]["resumed"][strategy]
+def test_a_run_that_goes_on_keeps_what_a_callback_froze(ranks, tmp_path, strategy):
+    resumed, undisturbed = ranks.together(functools.partial(stopped_and_resumed, strategy, tmp_path), 2, "torch")[0]
     torch.testing.assert_close(resumed, undisturbed, rtol=0, atol=0)
 
 
