@@ -354,27 +354,32 @@ def on_a_rank(runs, world):
     return found
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def together(ranks, request):
-    size = 4 if request.param == 4 else 2
-    return size, ranks.together(functools.partial(on_a_rank, request.param), size, "torch")
+@pytest.fixture(scope="module")
+def of_ranks(ranks):
+    """A function of a name of ``RUNS`` that gives what came of them on each rank."""
+    return functools.cache(
+        lambda runs: ranks.together(functools.partial(on_a_rank, runs), 4 if runs == 4 else 2, "torch")
+    )
+
+
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def together(of_ranks, request):
+    return request.param, of_ranks(request.param)
 
 
 @pytest.mark.parametrize(
-    ("together", "case", "dtype", "optimizer"),
+    ("runs", "case", "dtype", "optimizer"),
     [
         pytest.param(runs, *run, marks=() if runs == 2 else pytest.mark.slow, id=f"{runs}-{run[0]}-{run[1]}-{run[2]}")
         for runs in RUNS
         for run in RUNS[runs]
     ],
-    indirect=["together"],
-    scope="module",
 )
-def test_split_layers_compute_and_learn_what_whole_ones_do(together, case, dtype, optimizer):
+def test_split_layers_compute_and_learn_what_whole_ones_do(of_ranks, runs, case, dtype, optimizer):
     torch.set_num_threads(1)
     wanted = run(case, dtype, optimizer, None)
     bounds = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 2e-6}
-    for rank in together[1]:
+    for rank in of_ranks(runs):
         found = rank[case, dtype, optimizer]
         assert found.keys() == wanted.keys()
         if (dtype, optimizer) == (torch.float32, "adamw"):
