@@ -6,6 +6,7 @@ The types are told apart by ``type``; the description of every option goes into 
 
 from __future__ import annotations
 
+import functools
 import math
 import zoneinfo
 from collections.abc import Iterable, Mapping
@@ -313,6 +314,9 @@ class Image(_Options, frozen=True, kw_only=True, tag="image"):
         )
 
 
+_zones = functools.cache(zoneinfo.available_timezones)  # it lists a folder of hundreds of files each time
+
+
 class DateParts(_Options, frozen=True, kw_only=True, tag="date_parts"):
     """Parts of a date or a time, each an id.
 
@@ -338,7 +342,7 @@ class DateParts(_Options, frozen=True, kw_only=True, tag="date_parts"):
         require(bool(self.parts), f"parts=() names no part: choose from {', '.join(get_args(Part))}")
         double = sorted({part for part in self.parts if self.parts.count(part) > 1})
         require(not double, f"parts names {double} twice: name each part once")
-        exists = self.timezone == "UTC" or self.timezone in zoneinfo.available_timezones()
+        exists = self.timezone == "UTC" or self.timezone in _zones()
         require(exists, f"timezone={self.timezone!r} is no zone that is known here: give one such as 'Europe/Berlin'")
 
 

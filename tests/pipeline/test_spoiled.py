@@ -8,8 +8,6 @@ Also holds the JSON schema against the same files: what the reader takes, editor
 from __future__ import annotations
 
 import copy
-import functools
-import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import get_annotations as annotations_of
@@ -73,12 +71,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "classes hashed": {"features": {"x": {"type": "category", "buckets": 10}}, "drift": {"ignore": ["x"]}},
     "registry": {"places": {}, "publish": {"registry": "/r", "label": "returned"}},
 }
-
-
-@pytest.fixture(autouse=True)
-def zones_are_looked_up_once(monkeypatch):
-    """A folder of files, which each of a thousand pipeline files would list anew."""
-    monkeypatch.setattr(zoneinfo, "available_timezones", functools.cache(zoneinfo.available_timezones))
 
 
 def plain(node: Any) -> Any:
