@@ -152,7 +152,13 @@ def _options(choice: Choice) -> Any:
 
 def _label(draft: Draft) -> list[str]:
     options = dict(draft.label.options)
-    return ["label:", *line(draft.label.name, options if len(options) > 1 else options["type"], draft.label.why, 2)]
+    lines = ["label:", *line(draft.label.name, options if len(options) > 1 else options["type"], draft.label.why, 2)]
+    if options["type"] == "multiclass":
+        lines += [
+            "  # left out: smoothing 0.1 of the labels, whose loss is above 0 therefore even where all is right, and",
+            "  # calibrate temperature, for the probabilities; `publish: {metric: log_loss}` leaves both away",
+        ]
+    return lines
 
 
 def _split(draft: Draft) -> list[str]:
