@@ -73,6 +73,8 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
+        # Of clients that leave: to print where that was, Python 3.11 parses source, and disturbs whoever else does.
+        self.http.handle_error = lambda *_: None
         if context is not None:
             self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
         self.address = f"http{'s' if context else ''}://127.0.0.1:{self.http.server_port}"
