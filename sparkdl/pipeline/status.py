@@ -88,7 +88,7 @@ def status_of(run: Run) -> Status:
         pipeline=str(spec.name),
         last_run=recent[0] if recent else None,
         champion=champion,
-        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.publish.label or next(iter(spec.label))].type],
+        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.judged_label].type],
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
         done=tuple(receipt for receipt in known_windows.values() if receipt.read),

@@ -112,8 +112,7 @@ def compared_by(spec: PipelineSpec) -> str | None:
     A training computes no other metric of several labels than ``train.metrics`` names, none of quantiles, and none of
     classes whose loss is a function of the user's, which does not say what the outputs are.
     """
-    name = spec.publish.label or next(iter(spec.label))
-    label = spec.label[name]
+    label = spec.label[spec.judged_label]
     metric = spec.publish.metric or DEFAULT_METRICS[label.type]
     computed = label.type == "regression" or (label.type != "quantiles" and ":" not in (label.loss or ""))
     return metric if computed and (len(spec.label) == 1 or metric in spec.train.metrics) else None
@@ -124,7 +123,7 @@ def chosen_by(spec: PipelineSpec) -> str:
     metric = compared_by(spec)
     if metric is None:
         return "val_loss"
-    return f"val_{metric}" if len(spec.label) == 1 else f"val_{spec.publish.label or next(iter(spec.label))}_{metric}"
+    return f"val_{metric}" if len(spec.label) == 1 else f"val_{spec.judged_label}_{metric}"
 
 
 def metrics_of_trials(spec: PipelineSpec) -> tuple[str, ...]:

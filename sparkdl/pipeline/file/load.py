@@ -380,7 +380,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         publish,
         name=publish.name or name,
         registry=publish.registry or places.registry,
-        label=publish.label or next(iter(spec.label)),
+        label=spec.judged_label,
     )
     score = _moved(spec.score, ("target",), folder)
     split = spec.split or (TimeSplit() if source.when else HashSplit())

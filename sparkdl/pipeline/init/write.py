@@ -18,7 +18,7 @@ from sparkdl.pipeline.init.features import Choice
 from sparkdl.pipeline.init.profile import Profile
 from sparkdl.pipeline.init.roles import Key, Label, When
 from sparkdl.pipeline.init.split import Plan
-from sparkdl.pipeline.recipe import recipe_of, with_recipe
+from sparkdl.pipeline.recipe import SMOOTHING, recipe_of, with_recipe
 from sparkdl.pipeline.spec import Train, prediction_columns
 from sparkdl.pipeline.spec.training import RULES
 
@@ -155,8 +155,8 @@ def _label(draft: Draft) -> list[str]:
     lines = ["label:", *line(draft.label.name, options if len(options) > 1 else options["type"], draft.label.why, 2)]
     if options["type"] == "multiclass":
         lines += [
-            "  # left out: smoothing 0.1 of the labels, whose loss is above 0 therefore even where all is right, and",
-            "  # calibrate temperature, for the probabilities; `publish: {metric: log_loss}` leaves both away",
+            f"  # left out: smoothing {SMOOTHING} of the labels, whose loss is above 0 therefore even where all is",
+            "  # right, and calibrate temperature for probabilities; `publish: {metric: log_loss}` leaves both away",
         ]
     return lines
 

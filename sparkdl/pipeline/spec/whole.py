@@ -74,3 +74,8 @@ class PipelineSpec(Section, frozen=True, kw_only=True):
     keep: Annotated[Keep, Meta(description="How much of earlier runs stays.")] = field(default_factory=Keep)
     notify: Annotated[Notify | None, Meta(description="Who hears of the end of a run.")] = None
     spark: Annotated[SparkSession, Meta(description="The Spark session.")] = field(default_factory=SparkSession)
+
+    @property
+    def judged_label(self) -> str:
+        """The name of the label that the gate judges by: the first one where the file names none."""
+        return self.publish.label or next(iter(self.label))

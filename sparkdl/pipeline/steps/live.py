@@ -67,7 +67,7 @@ class LiveStep(Step):
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The key of the one receipt: the predictions of the windows with rows, and these rows."""
         project, state = run.project, run.state
-        spec, name = project.spec, _label(project.spec)
+        spec, name = project.spec, project.spec.judged_label
         if not spec.source.key or not state.places.table(str(spec.score.target)):
             return {}
         content, settings = state.content(), project.settings["label"][name]
@@ -96,7 +96,7 @@ class LiveStep(Step):
     def tell(self, run: Run) -> None:
         """The errors, as far as there are any."""
         project = run.project
-        name = _label(project.spec)
+        name = project.spec.judged_label
         receipt = run.state.receipts.of(self.name).get(name)
         reason = "" if project.spec.source.key else "without source.key no label can be joined to its prediction"
         metric = _metric(project.spec)
@@ -105,12 +105,8 @@ class LiveStep(Step):
         run.record.live = replace(live, metric=metric, rows={})
 
 
-def _label(spec: PipelineSpec) -> str:
-    return spec.publish.label or next(iter(spec.label))
-
-
 def _metric(spec: PipelineSpec) -> str:
-    return spec.publish.metric or DEFAULT_METRICS[spec.label[_label(spec)].type]
+    return spec.publish.metric or DEFAULT_METRICS[spec.label[spec.judged_label].type]
 
 
 def _predicted(project: Project, state: State) -> dict[str, Receipt]:
@@ -164,7 +160,7 @@ def _predictions(project: Project, window: str, receipt: Receipt, rows: str) -> 
         "version": VERSION,
         "predictions": receipt.key,
         "rows": rows,
-        "label": project.settings["label"][_label(project.spec)],
+        "label": project.settings["label"][project.spec.judged_label],
         "weight": project.spec.weight,
     }
     return _Predictions(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))

@@ -119,7 +119,8 @@ def train(
     description = described(features, labels, spec.label)
     settings = settings_of(spark, spec, prepared)
     parameters = settings.parameters()
-    if settings.monitor == accuracy_column(spec) is not None:
+    accuracy = accuracy_column(spec)
+    if accuracy is not None and settings.monitor == accuracy:
         parameters["metrics"] = list(metrics_of_trials(spec))
     if look is not None:  # its learning rates are those of all epochs
         parameters["epochs"] = look.epochs
