@@ -142,7 +142,8 @@ class TabularEnsemble(nn.Module):
         self.parts = nn.ModuleList(parts)
         entering = sum(part.width for part in parts)
         # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
-        self.scales = nn.Parameter(torch.randn(members, entering) if members > 1 else torch.ones(1, entering))
+        proportions = torch.ones(members, entering)
+        self.scales = nn.Parameter(proportions.normal_() if members > 1 else proportions)  # "meta"'s randn loads sympy
         layers: list[nn.Module] = []
         for layer in range(depth):
             layers += [nn.Linear(width if layer else entering, width), nn.ReLU(), nn.Dropout(dropout)]

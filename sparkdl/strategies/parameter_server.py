@@ -194,6 +194,8 @@ class ParameterServer(Strategy):
         self.gradients = LocalGradients(self.model, self.optimizer, str(self.options))
         mode = self.config.compile
         self.net = torch.compile(self.model, mode=None if mode is True else mode) if mode else self.model
+        for table in self._tables.values() if mode else ():  # what it asks a server is no part of a graph
+            table.forward = torch.compiler.disable(table.forward)  # type: ignore[method-assign, no-untyped-call]
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = self._sums_of_bits()
         self._connect()

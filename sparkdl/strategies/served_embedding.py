@@ -60,7 +60,6 @@ class ServedEmbedding(torch.nn.Module):
             "a rank the rows alone that it looks up: choose strategy='all_reduce'"
         )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the rows ``numbers`` of any shape, as ``nn.Embedding`` does."""
         rows, places = torch.unique(numbers, return_inverse=True)

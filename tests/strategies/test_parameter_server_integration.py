@@ -177,6 +177,20 @@ def test_tables_on_servers_train_what_one_rank_trains(tables, name):
     assert other["weights"]["words.weight"].isnan().all()  # a rank has none of it
 
 
+def compiled_on_a_rank(world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    ran = train_tables("parameter_server(servers=2)", world, collective, "every row", compile=True)
+    collective.close()
+    return ran
+
+
+@pytest.mark.slow
+def test_a_compiled_model_asks_for_its_rows_as_another_does(ranks):
+    leader, _ = ranks.together(compiled_on_a_rank, 2, "torch")
+    torch.testing.assert_close(leader["weights"], alone("every row")["weights"], **EXACT)
+
+
 def test_a_table_goes_to_another_strategy_and_comes_from_one(tables, folder):
     wanted = alone("every row")
     torch.testing.assert_close(tables[0]["taken over"]["weights"], wanted["weights"], **EXACT)
