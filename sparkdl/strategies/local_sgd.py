@@ -49,6 +49,7 @@ class LocalSGD(AllReduce):
         self.steps = steps
         self._steps_alone = 0  # optimizer steps since all ranks had one model
         self._moved: dict[torch.nn.Parameter, None] = {}  # what was trained in these
+        self._called: list[torch.nn.Parameter] | None = None  # what a loss depends on, once a rank without rows asks
         self._common: list[torch.nn.Parameter] = []  # the last common model, where outer steps begin
         self._is_common = False  # whether it was taken since: a callback may have written into the weights
         self._outer: torch.optim.SGD | None = None
@@ -82,11 +83,35 @@ class LocalSGD(AllReduce):
         self._outer = torch.optim.SGD(self._common, self.steps.outer_lr, momentum=momentum, nesterov=momentum > 0)
 
     def _pass_without_rows(self, batch: Any, objective: StepObjective) -> None:
-        """Step with gradients of zero, by which momentum and decay go on as on the other ranks."""
-        super()._pass_without_rows(batch, objective)
-        for parameter in self._parameters:
+        """Step with gradients of zero, by which momentum and decay go on as on the other ranks.
+
+        What the model never calls has no gradient there, and none here: a pass over a row that stands in for one tells.
+        """
+        if self._called is None:
+            self._called = self._reached(batch, objective)
+        else:
+            super()._pass_without_rows(batch, objective)
+        for parameter in self._called:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+
+    def _reached(self, batch: Any, objective: StepObjective) -> list[torch.nn.Parameter]:
+        """The parameters that a loss depends on; the model, its buffers and random numbers are as before."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        is_trained = [parameter.requires_grad for parameter in self._parameters]
+        with torch.random.fork_rng():
+            for parameter in self._parameters:
+                parameter.requires_grad_(True)
+            loss = objective.without_rows(self.net, batch)
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        for parameter, trained in zip(self._parameters, is_trained, strict=True):
+            parameter.requires_grad_(trained)
+        return [
+            parameter for parameter, gradient in zip(self._parameters, gradients, strict=True) if gradient is not None
+        ]
 
     # --- the mean of the models ---------------------------------------------------------------------------------
 

@@ -35,6 +35,21 @@ def normalised():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)).double()
 
 
+class Spare(torch.nn.Module):
+    """A model with a layer that it never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = normalised_by_row(), torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def normalised_by_row():
+    return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+
+
 def rows():
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(103, 5, generator=generator, dtype=torch.float64)
@@ -76,6 +91,7 @@ def on_a_rank(folder, world):
         "outer mean": run("diloco(every=3, outer_lr=0.9999999999, outer_momentum=0.0)", optimizer="adam"),
         "outer": run(OUTER, optimizer="adam"),
         "never but at the end": run("local_sgd(every=1000)", epochs=1),
+        "spare": run("local_sgd(every=1)", net=lambda: Spare().double()),
         "norms": run(STEPS, net=normalised, batches=6),
         "best": run(OUTER, optimizer="adam", folder=f"{folder}/best", restore_best=True),
     }
@@ -112,6 +128,12 @@ def test_the_mean_behind_each_step_of_sgd_is_the_step_of_the_mean_gradient(toget
         got = rank["every step" if accumulated == 1 else "every step, accumulated"]
         torch.testing.assert_close(got["weights"], wanted["weights"], **EXACT)
         assert got["losses"] == pytest.approx(wanted["losses"], rel=1e-9)
+
+
+def test_what_the_model_never_calls_stays_as_it_is_where_a_rank_has_no_row(together):
+    wanted = alone(net=lambda: Spare().double())
+    for rank in together:
+        torch.testing.assert_close(rank["spare"]["weights"], wanted["weights"], **EXACT)
 
 
 def test_one_rank_that_meets_nobody_trains_as_ever():
