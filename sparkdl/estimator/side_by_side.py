@@ -1,4 +1,4 @@
-"""Several fits of one session at once: how many have room, and how all end when one of them fails."""
+"""Fits and other work of one session at once: how many have room, and how all end when one of them fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextvars
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkdl.errors import SparkdlError
 from sparkdl.launch.driver.slots import slots_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Value = TypeVar("Value")
 
 __all__ = ["room_for_fits", "run_side_by_side"]
 
@@ -29,30 +31,27 @@ def room_for_fits(spark: SparkSession, ranks: int, most_slots: int | None = None
     return max(1, min(slots, most_slots or slots) // ranks)
 
 
-def run_side_by_side(tasks: Sequence[Callable[[], None]], spark: SparkSession, width: int) -> None:
-    """Run tasks, ``width`` at a time.
+def run_side_by_side(tasks: Sequence[Callable[[], Value]], spark: SparkSession, width: int) -> list[Value]:
+    """Run tasks, ``width`` at a time; return what they return, in their order.
 
     Raises:
         BaseException: the first of a task. Tasks that have begun end first, but where the user wants it to end now.
     """
     if width <= 1:
-        for task in tasks:
-            task()
-        return
+        return [task() for task in tasks]
     tag = f"sparkdl-fits-{uuid.uuid4().hex}"
 
-    def tagged(task: Callable[[], None]) -> None:
+    def tagged(task: Callable[[], Value]) -> Value:
         spark.addTag(tag)
         try:
-            task()
+            return task()
         finally:
             spark.removeTag(tag)
 
-    pool, futures = ThreadPoolExecutor(width, thread_name_prefix="trial"), list[Future[None]]()
+    pool, futures = ThreadPoolExecutor(width, thread_name_prefix="trial"), list[Future[Value]]()
     try:
         futures += [pool.submit(contextvars.copy_context().run, tagged, task) for task in tasks]
-        for future in futures:
-            future.result()
+        return [future.result() for future in futures]
     except BaseException as error:
         for future in futures:
             future.cancel()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConflictError, FencedError
+from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Decision
@@ -14,7 +15,7 @@ from sparkdl.pipeline.rows.parts import Parts, rows_of, unseen_rows
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.state.results import Evaluated, Published
+from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
@@ -75,13 +76,21 @@ class EvaluateStep(Step):
             judging = with_last_values(rows, training, spec, prepared.labels)
             champion = None if rival is None else rival.uri
             trained = trained_now(project, state, parts)
-            evaluated = evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen)
-            evaluated = replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging))
-            if spec.train.baseline != "off":
+
+            def judge() -> Evaluated:
+                return evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen)
+
+            def judge_trees() -> Boosted | None:
+                if spec.train.baseline == "off":
+                    return None
                 stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
                 label = judged_label(spec, prepared.labels)
-                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
-                evaluated = replace(evaluated, boosted=trees)
+                return boosted(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
+
+            judges: list[Callable[[], Any]] = [judge, judge_trees]
+            evaluated, trees = run_side_by_side(judges, spark, len(judges))
+            windows = parts.windows(parts.judging)
+            evaluated = replace(evaluated, part=parts.judging, windows=windows, boosted=trees)
             state.receipts.keep(self.name, key, evaluated)
         return True
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.pipeline.rows.parts import Parts, rows_of
+from sparkdl.estimator.side_by_side import run_side_by_side
+from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.pipeline.work.prepare import Prepared
+    from sparkdl.shards.manifest import Manifest
 
 __all__ = ["ShardsStep", "prepared_of", "shards_key"]
 
@@ -53,11 +56,14 @@ class ShardsStep(Step):
         project, state = run.project, run.state
         spec, clean, check_lease = project.spec, state.clean(spark), state.check_lease
         features, labels, _ = features_of(project, state, parts)
+
+        def cut(part: Part) -> tuple[Manifest, int]:
+            rows = rows_of(clean, spec, part, parts.windows(part))
+            return cut_shards(project, rows, features, labels, part, key, check_lease)
+
         with unless_labels_are_missing(project, state, parts):
-            rows = rows_of(clean, spec, "train", parts.train)
-            train, train_unlabelled = cut_shards(project, rows, features, labels, "train", key, check_lease)
-            rows = rows_of(clean, spec, "validate", parts.validate)
-            validate, validate_unlabelled = cut_shards(project, rows, features, labels, "validate", key, check_lease)
+            cuts = [functools.partial(cut, "train"), functools.partial(cut, "validate")]
+            (train, train_unlabelled), (validate, validate_unlabelled) = run_side_by_side(cuts, spark, len(cuts))
             shards = Shards(
                 train=train.uri,
                 validate=validate.uri,

@@ -16,6 +16,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
 from sparkdl.documents.typed import Source
 from sparkdl.errors import ConfigError, IntegrityError, StorageError
+from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.features.spec import Image
 from sparkdl.launch.driver.slots import slots_of
@@ -99,11 +100,16 @@ def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, Windo
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
     rows = rows_of(clean, spec, "train", list(windows))
-    labels = fit_labels(rows, spec.label)
-    most = sum(receipt.kept for receipt in windows.values())
-    files = _files(spec, project.tables.table("clean"), list(windows), clean.sparkSession)
-    statistics = spark_statistics(labelled(rows, spec.label), spec.features, functions, files, most)
-    return fit(spec.features, statistics, functions), labels
+    spark, most = clean.sparkSession, sum(receipt.kept for receipt in windows.values())
+
+    def fit_to_rows() -> Features:
+        files = _files(spec, project.tables.table("clean"), list(windows), spark)
+        statistics = spark_statistics(labelled(rows, spec.label), spec.features, functions, files, most)
+        return fit(spec.features, statistics, functions)
+
+    fits: list[Callable[[], Any]] = [lambda: fit_labels(rows, spec.label), fit_to_rows]
+    labels, features = run_side_by_side(fits, spark, len(fits))
+    return features, labels
 
 
 def _files(spec: PipelineSpec, table: Table, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
