@@ -60,7 +60,7 @@ class EvaluateStep(Step):
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Measure both models on the same held-out rows, and decide."""
         from sparkdl.pipeline.session import torch_for_workers
-        from sparkdl.pipeline.work.boosting import boosted
+        from sparkdl.pipeline.work.boosting import TreeRows, boosted, tree_rows
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
         project, state = run.project, run.state
@@ -80,15 +80,17 @@ class EvaluateStep(Step):
             def judge() -> Evaluated:
                 return evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen)
 
-            def judge_trees() -> Boosted | None:
+            def rows_for_trees() -> TreeRows | Boosted | None:
                 if spec.train.baseline == "off":
                     return None
                 stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
-                label = judged_label(spec, prepared.labels)
-                return boosted(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
+                return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
 
-            judges: list[Callable[[], Any]] = [judge, judge_trees]
-            evaluated, trees = run_side_by_side(judges, spark, len(judges))
+            label = judged_label(spec, prepared.labels)
+            passes: list[Callable[[], Any]] = [judge, rows_for_trees]
+            evaluated, trees = run_side_by_side(passes, spark, len(passes))
+            if isinstance(trees, TreeRows):  # in this thread, where Ctrl-C ends it
+                trees = boosted(trees, spec, prepared, label, count, trained)
             windows = parts.windows(parts.judging)
             evaluated = replace(evaluated, part=parts.judging, windows=windows, boosted=trees)
             state.receipts.keep(self.name, key, evaluated)

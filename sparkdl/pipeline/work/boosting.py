@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.work.prepare import Prepared
 
-__all__ = ["boosted", "train_trees", "training_matrix"]
+__all__ = ["TreeRows", "boosted", "train_trees", "training_matrix", "tree_rows"]
 
 MOST_ROWS = 300_000
 MOST_VALUES = 30_000_000
@@ -54,7 +54,24 @@ LEAST_SECONDS = 600.0
 _OBJECTIVES = {"mse": "regression", "mae": "regression_l1", "huber": "huber"}
 
 
-def boosted(
+@dataclass(frozen=True, kw_only=True)
+class TreeRows:
+    """What trees are trained with.
+
+    Attributes:
+        tables: rows to train on, to stop by and to measure on, with raw columns, ``_label`` and ``_weight``.
+        features: that trees can take.
+        left_out: names of those that they cannot.
+        output: the column of the third table with the model's outputs.
+    """
+
+    tables: Sequence[pa.Table]
+    features: Features
+    left_out: tuple[str, ...]
+    output: str
+
+
+def tree_rows(
     training: DataFrame,
     stopping: DataFrame,
     judging: DataFrame,
@@ -64,8 +81,8 @@ def boosted(
     judging_rows: int,
     trained: Trained,
     trusted: Sequence[str],
-) -> Boosted:
-    """Train LightGBM, and measure it and the model on the same held-out rows.
+) -> TreeRows | Boosted:
+    """Collect the rows that LightGBM trains on, and those that it and the model are measured on.
 
     Args:
         training: the rows to train on, with raw columns and labels.
@@ -79,7 +96,7 @@ def boosted(
         trusted: packages that the bundle may import.
 
     Returns:
-        what it came to, or why it was left out, which is an outcome as any other.
+        them, or why LightGBM is left out, which is an outcome as any other.
     """
     if importlib.util.find_spec("lightgbm") is None:
         return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
@@ -93,6 +110,7 @@ def boosted(
     most = min(MOST_ROWS, MOST_VALUES // (sum(map(_width, usable)) + label.outputs))
     output = f"_output_{prepared.labels.names.index(label.name)}"
     try:
+        patient_lightgbm()  # the import takes a second, in which others wait for Spark
         frame, _ = held_out(judging, spec, label, judging_rows)
         scored = score(
             drawn(frame, spec, "boosted", most, min(judging_rows, label.most_measured)),
@@ -105,20 +123,36 @@ def boosted(
         stopping = drawn(stopping, spec, "boosted", most, prepared.validate_rows)
         tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
         tables.append(_collected(scored, spec, features, label, output))
-        seconds = max(LEAST_SECONDS, 2 * trained.seconds.get("fit", 0.0))
-        trees = train_trees(tables, spec, features, label, output, seconds)
     except CancelledError:
         raise
     except Exception as cause:
-        reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
-        logger.warning("LightGBM is not beside the model, since it failed: %s", reason)
-        return Boosted(reason=f"it failed ({reason})")
-    return replace(
-        trees,
-        of_rows=prepared.train_rows,
-        of_judging=judging_rows,
-        left_out=tuple(feature.name for feature in left_out),
-    )
+        return _failed(cause)
+    names = tuple(feature.name for feature in left_out)
+    return TreeRows(tables=tables, features=features, left_out=names, output=output)
+
+
+def boosted(
+    rows: TreeRows, spec: PipelineSpec, prepared: Prepared, label: FittedLabel, judging_rows: int, trained: Trained
+) -> Boosted:
+    """Train LightGBM, and measure it and the model on the same held-out rows; see ``tree_rows``.
+
+    Returns:
+        what it came to, or why it was left out.
+    """
+    try:
+        seconds = max(LEAST_SECONDS, 2 * trained.seconds.get("fit", 0.0))
+        trees = train_trees(rows.tables, spec, rows.features, label, rows.output, seconds)
+    except CancelledError:
+        raise
+    except Exception as cause:
+        return _failed(cause)
+    return replace(trees, of_rows=prepared.train_rows, of_judging=judging_rows, left_out=rows.left_out)
+
+
+def _failed(cause: Exception) -> Boosted:
+    reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+    logger.warning("LightGBM is not beside the model, since it failed: %s", reason)
+    return Boosted(reason=f"it failed ({reason})")
 
 
 def train_trees(
