@@ -41,8 +41,8 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     trained = record.trained
     if trained is not None:
         best_epoch, kept_epoch = trained.best_epoch, trained.kept_epoch
-        kept = "" if kept_epoch in (None, best_epoch) else f", kept {kept_epoch + 1}"
-        best = "" if best_epoch is None else f" (best {best_epoch + 1}{kept})"
+        kept_text = "" if kept_epoch in (None, best_epoch) else f", kept {kept_epoch + 1}"
+        best = "" if best_epoch is None else f" (best {best_epoch + 1}{kept_text})"
         rows = sum(record.unlabelled.values())
         without = f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
         yield (
@@ -81,9 +81,9 @@ def _trials(trained: Trained) -> Iterator[Line]:
         return
     failed = sum(bool(trial.failed) for trial in trained.trials)
     stopped = sum(trial.stopped for trial in trained.trials)
-    more = (f", {failed} failed" if failed else "") + (f", {stopped} stopped early" if stopped else "")
+    unfinished_text = (f", {failed} failed" if failed else "") + (f", {stopped} stopped early" if stopped else "")
     best = 1 + (trained.chosen or 0)
-    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {best} is the best"
+    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{unfinished_text}; trial {best} is the best"
     for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
         came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
@@ -114,10 +114,10 @@ def _rows(record: RunRecord) -> str:
 
 def _quality(evaluated: Evaluated) -> str:
     decision = evaluated.decision
-    metric, mine = decision.gate.metric, decision.challenger.values
-    value = f"{metric} {mine[metric]:.4g}" if metric in mine else f"{metric} undefined"
-    theirs = decision.champion.values.get(metric) if decision.champion is not None else None
-    against = "" if theirs is None else f", the champion's {theirs:.4g}"
+    metric, challenger_values = decision.gate.metric, decision.challenger.values
+    value = f"{metric} {challenger_values[metric]:.4g}" if metric in challenger_values else f"{metric} undefined"
+    champion_value = decision.champion.values.get(metric) if decision.champion is not None else None
+    against = "" if champion_value is None else f", the champion's {champion_value:.4g}"
     return f"{value} of {evaluated.label}{against}, on {evaluated.rows_text()}"
 
 
@@ -134,11 +134,11 @@ def _live(live: Live) -> str:
     if measured_windows:
         last, measured = measured_windows[-1], measured_windows[-1].measured
         assert measured is not None
-        value, seen = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
+        value, caveat = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
         beside = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
         parts.append(
             f"{live.metric} {value:.4g}{beside} of {live.label} on {measured.rows:,} rows of window {last.window} as "
-            f"version {last.version} predicted them{seen}"
+            f"version {last.version} predicted them{caveat}"
         )
     waiting = sum(error.waiting > 0 for error in live.windows)
     if waiting:
@@ -177,8 +177,8 @@ def status_lines(status: Status) -> list[Line]:
         lines.append(("champion", f"{published}: {_metrics(status, champion.metrics)}"))
     if status.drift is not None:
         lines.append(("drift", _drift(status.drift)))
-    kept = sum(receipt.kept for receipt in status.done)
-    lines.append(("done", f"{_span([receipt.window for receipt in status.done])}, {kept:,} rows kept"))
+    kept_rows = sum(receipt.kept for receipt in status.done)
+    lines.append(("done", f"{_span([receipt.window for receipt in status.done])}, {kept_rows:,} rows kept"))
     if status.source:
         lines.append(("due", f"cannot be told: {status.source}"))
     elif status.due is None:
@@ -219,9 +219,9 @@ def plan_lines(plan: Plan) -> list[Line]:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
     lines = [(name, text + _amount(plan, name)) for name, text in lines]
     if plan.transformed is not None:
-        rows_read, after = plan.transformed
+        rows_read, rows_after = plan.transformed
         lines.append(
-            ("transform", f"as last ingested: {rows_read:,} rows in the source, {after:,} after the transform")
+            ("transform", f"as last ingested: {rows_read:,} rows in the source, {rows_after:,} after the transform")
         )
     lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
     if plan.recipe:
@@ -257,12 +257,12 @@ def _cost(plan: Plan) -> str:
     if not timed:
         return "no earlier run to go by"
     total = sum(amount.seconds or 0.0 for amount in timed.values())
-    untold = [name for name in plan.amounts if name not in timed]
+    untimed_steps = [name for name in plan.amounts if name not in timed]
     runs = ", ".join(dict.fromkeys(amount.by for amount in timed.values() if amount.by))
     by = [f"the rows and times of run {runs}"] if runs else []
     by += ["the steps of the default network at full length"] if any(not amount.by for amount in timed.values()) else []
-    more = f"; nothing to go by for {', '.join(untold)}" if untold else ""
-    return f"about {_seconds(total)} by {' and '.join(by)}{more}; starting Spark comes on top"
+    untimed_text = f"; nothing to go by for {', '.join(untimed_steps)}" if untimed_steps else ""
+    return f"about {_seconds(total)} by {' and '.join(by)}{untimed_text}; starting Spark comes on top"
 
 
 def _seconds(seconds: float) -> str:

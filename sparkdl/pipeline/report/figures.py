@@ -82,8 +82,8 @@ class Axis:
         """An axis that holds all finite ``values``, with some room at both ends."""
         finite = [float(value) for value in values if value is not None and math.isfinite(value)]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-        more = room * (high - low) or 0.05 * abs(high) or 1.0
-        return Axis(label, low - more, high + more)
+        margin = room * (high - low) or 0.05 * abs(high) or 1.0
+        return Axis(label, low - margin, high + margin)
 
     def share(self, value: float) -> float:
         """Where a value lies: 0 at the beginning, 1 at the end."""

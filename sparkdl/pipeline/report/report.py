@@ -185,8 +185,8 @@ def _visible(value: object) -> object:
 
 def shown(text: object, most: int = 200) -> str:
     """A value as a text of at most ``most`` characters; what was cut is said."""
-    whole = str(text)
-    return whole if len(whole) <= most else f"{whole[:most]}… ({len(whole):,} characters)"
+    full_text = str(text)
+    return full_text if len(full_text) <= most else f"{full_text[:most]}… ({len(full_text):,} characters)"
 
 
 def number(value: float | None) -> str:
@@ -270,8 +270,8 @@ class Table:
 
 def _newest(windows: Sequence[str], most: int = _WINDOWS) -> tuple[Sequence[str], str]:
     """The newest windows, and a note on how many are not among them."""
-    left = len(windows) - most
-    return (windows, "") if left <= 0 else (windows[left:], f"{left:,} earlier windows are not shown.")
+    surplus = len(windows) - most
+    return (windows, "") if surplus <= 0 else (windows[surplus:], f"{surplus:,} earlier windows are not shown.")
 
 
 # The head
@@ -312,15 +312,15 @@ def headline(record: RunRecord) -> str:
 
 def _remarks(record: RunRecord) -> Iterator[str]:
     if record.outcome in ("refused", "failed"):
-        done = list(dict.fromkeys(note.name for note in record.steps))
-        if done:
-            yield f"It came as far as {', '.join(done)}; what they left is kept, and the next run goes on from there."
+        steps = list(dict.fromkeys(note.name for note in record.steps))
+        if steps:
+            yield f"It came as far as {', '.join(steps)}; what they left is kept, and the next run goes on from there."
         else:
             yield "It ended before any step was done."
     if "champion" in record.model and record.outcome != "promoted":
         champion = record.model["champion"]
-        same = record.model.get("before", champion) == champion
-        since = ", which this run promoted" if record.promoted else ", as before" if same else ""
+        is_unchanged = record.model.get("before", champion) == champion
+        since = ", which this run promoted" if record.promoted else ", as before" if is_unchanged else ""
         yield "There is no champion." if champion is None else f"The champion is version {champion}{since}."
 
 
@@ -339,8 +339,8 @@ def _cards(record: RunRecord) -> Iterator[tuple[str, str]]:
     if evaluated is not None:
         decision = evaluated.decision
         metric, baseline = decision.gate.metric, decision.baseline
-        mine = number(decision.challenger.values.get(metric))
-        yield mine, f"{metric} of {evaluated.label}, on {evaluated.rows_text()}"
+        challenger_value = number(decision.challenger.values.get(metric))
+        yield challenger_value, f"{metric} of {evaluated.label}, on {evaluated.rows_text()}"
         if baseline is not None and metric in baseline.values:
             guess = baseline.guesses[metric]
             yield number(baseline.values[metric]), f"{metric} without a model: {guess}, on the same rows"
@@ -368,10 +368,10 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
     if evaluated is None:
         return None
     decision = evaluated.decision
-    kept = any(note.name == "evaluate" and note.kept for note in record.steps)
+    is_kept = any(note.name == "evaluate" and note.kept for note in record.steps)
     reason = ""
-    if kept or decision.reason not in record.message:  # else it stands at the head of the page
-        earlier = "An earlier run judged this; nothing that decides it has changed since. " if kept else ""
+    if is_kept or decision.reason not in record.message:  # else it stands at the head of the page
+        earlier = "An earlier run judged this; nothing that decides it has changed since. " if is_kept else ""
         reason = f"{earlier}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}."
     models = (("challenger", decision.challenger), ("champion", decision.champion))
     return {
@@ -392,25 +392,25 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _metrics(decision: Decision, boosted: Boosted | None) -> Table:
-    mine, gate, baseline = decision.challenger.values, decision.gate, decision.baseline
-    theirs = decision.champion.values if decision.champion is not None else None
-    names = sorted(dict.fromkeys([*mine, *(theirs or {})]), key=lambda name: name != gate.metric)
+    values, gate, baseline = decision.challenger.values, decision.gate, decision.baseline
+    champion_values = decision.champion.values if decision.champion is not None else None
+    names = sorted(dict.fromkeys([*values, *(champion_values or {})]), key=lambda name: name != gate.metric)
     trees = None if boosted is None or boosted.trees is None else boosted.trees.values
     floors = {floor.split()[0]: floor for floor in gate.floors}
     lines: list[list[Content]] = []
     for name in names:
-        new, old = mine.get(name), None if theirs is None else theirs.get(name)
+        value, champion_value = values.get(name), None if champion_values is None else champion_values.get(name)
         marks = [mark for mark in ("judged by" if name == gate.metric else "", floors.get(name, "")) if mark]
         line: list[Content] = [f"{name} ({', '.join(marks)})" if marks else name]
-        line.append(_against(name, new, old))
-        if theirs is not None:
-            line.append(_against(name, old, new))
+        line.append(_against(name, value, champion_value))
+        if champion_values is not None:
+            line.append(_against(name, champion_value, value))
         if trees is not None:
             line.append(number(trees.get(name)))
         if baseline is not None:
             line += [number(baseline.values.get(name)), baseline.guesses.get(name, "")]
         lines.append(line)
-    header = ["metric", "challenger", *([] if theirs is None else ["champion before"])]
+    header = ["metric", "challenger", *([] if champion_values is None else ["champion before"])]
     header += [] if trees is None else ["LightGBM"]
     header += [] if baseline is None else ["without a model", "by predicting"]
     return Table(header, lines)
@@ -427,13 +427,13 @@ def _diagnostics(evaluated: Evaluated | None) -> dict[str, Any] | None:
     """What there is to see of the predictions of both models; evaluations of older versions kept nothing of it."""
     if evaluated is None or evaluated.challenger is None:
         return None
-    figures, mine = diagnostic_figures(evaluated), evaluated.challenger
+    figures, challenger = diagnostic_figures(evaluated), evaluated.challenger
     models = list(zip(MODELS, filter(None, (evaluated.challenger, evaluated.champion)), strict=False))
-    tables = [("By threshold", _thresholds(mine.calibration))] if mine.calibration else []
+    tables = [("By threshold", _thresholds(challenger.calibration))] if challenger.calibration else []
     tables += [(f"Confusion, {name}", _confusion(model.confusion)) for name, model in models if model.confusion]
     if evaluated.intervals is not None:
         tables.append(("Quantiles", _quantiles(evaluated.intervals)))
-    if mine.quantiles:
+    if challenger.quantiles:
         header = ("residuals of", "5 %", "25 %", "median", "75 %", "95 %")
         lines = [(name, *map(number, model.quantiles)) for name, model in models if model.quantiles]
         note = "In the figures the outermost bars and fields hold what lies beyond them, too."
@@ -454,14 +454,14 @@ def _thresholds(bins: Sequence[CalibrationBin]) -> Table:
     positives = sum(part.weight * part.observed for part in bins)
     lines = []
     for low in sorted({part.low for part in bins}):
-        taken = [part for part in bins if part.low >= low]
-        weight, hits = sum(part.weight for part in taken), sum(part.weight * part.observed for part in taken)
-        here = next(part for part in bins if part.low == low)
+        bins_above = [part for part in bins if part.low >= low]
+        weight, hits = sum(part.weight for part in bins_above), sum(part.weight * part.observed for part in bins_above)
+        threshold_bin = next(part for part in bins if part.low == low)
         lines.append((
             f"{low:.2g}",
-            number(here.rows),
-            f"{here.predicted:.3f}",
-            f"{here.observed:.3f}",
+            number(threshold_bin.rows),
+            f"{threshold_bin.predicted:.3f}",
+            f"{threshold_bin.observed:.3f}",
             share(weight, total),
             f"{hits / weight:.3f}" if weight else NONE,
             f"{hits / positives:.3f}" if positives else NONE,
@@ -504,32 +504,32 @@ def _slices(evaluated: Evaluated | None) -> dict[str, Any] | None:
 
 
 def _slice_table(evaluated: Evaluated, column: str) -> Table:
-    mine, theirs = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
+    slices, champion = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
     metric, without = evaluated.decision.gate.metric, evaluated.baseline_slices.get(column, {})
-    more = [name for name in _BESIDE if name != metric and any(name in slice_.values for slice_ in mine.values())]
-    most = max((abs(slice_.values.get(metric, 0.0)) for slice_ in mine.values()), default=0.0) or 1.0
-    margins = {name: _margin(slice_) for name, slice_ in mine.items() if "bias" in slice_.values}
-    reach = max((abs(mine[name].values["bias"]) + margin for name, margin in margins.items()), default=0.0)
+    extras = [name for name in _BESIDE if name != metric and any(name in slice_.values for slice_ in slices.values())]
+    most = max((abs(slice_.values.get(metric, 0.0)) for slice_ in slices.values()), default=0.0) or 1.0
+    margins = {name: _margin(slice_) for name, slice_ in slices.items() if "bias" in slice_.values}
+    reach = max((abs(slices[name].values["bias"]) + margin for name, margin in margins.items()), default=0.0)
     header = [column, "rows", metric, ""]
-    header += [*(["champion before"] if theirs else []), *(["without a model"] if without else []), *more]
+    header += [*(["champion before"] if champion else []), *(["without a model"] if without else []), *extras]
     header += ["bias", "with 95 % interval"] if reach > 0 else []
     lines = []
-    for name, slice_ in mine.items():
-        value, other = slice_.values.get(metric), theirs[name].values.get(metric) if name in theirs else None
+    for name, slice_ in slices.items():
+        value, other = slice_.values.get(metric), champion[name].values.get(metric) if name in champion else None
         line: list[Content] = [name, number(slice_.rows), _against(metric, value, other)]
         line.append(bar(abs(value or 0.0) / most))
-        if theirs:
+        if champion:
             line.append(_against(metric, other, value))
         if without:
             line.append(number(without.get(name)))
-        line += [number(slice_.values.get(beside)) for beside in more]
+        line += [number(slice_.values.get(beside)) for beside in extras]
         if reach > 0 and name in margins:
             bias, margin = slice_.values["bias"], margins[name]
             line += [f"{bias:+.3g}", interval(bias - margin, bias, bias + margin, reach)]
         elif reach > 0:
             line += [NONE, None]
         lines.append(line)
-    values, names = evaluated.values.get(column, 0), [name for name in mine if name != OTHERS]
+    values, names = evaluated.values.get(column, 0), [name for name in slices if name != OTHERS]
     note = (
         f"{values:,} different values: the largest, and the worst of those with {LEAST_ROWS} rows or more; the other "
         f"{values - len(names):,} stand together as {OTHERS}."
@@ -574,13 +574,13 @@ def _live(live: Live | None) -> dict[str, Any] | None:
         )
         for error in live.windows
     ]
-    left = len(lines) - _WINDOWS
+    surplus = len(lines) - _WINDOWS
     header = ("window", "version", "rows with a label", "waiting for one", "unknown label", live.metric,
               "without a model", "")  # fmt: skip
     return {
         "reason": live.reason,
         "figures": [live_error(live)] if len({error.window for error in live.windows}) > 1 else [],
-        "table": Table(header, lines[-_WINDOWS:], f"{left:,} earlier ones are not shown." if left > 0 else "")
+        "table": Table(header, lines[-_WINDOWS:], f"{surplus:,} earlier ones are not shown." if surplus > 0 else "")
         if lines
         else None,
     }
@@ -729,8 +729,8 @@ def _quarantine(record: RunRecord) -> list[Table]:
         ]
         tables.append(Table(("reason", "rows", "of rows read", ""), lines))
     if record.warned:
-        kept = [(name, number(rows), share(rows, read)) for name, rows in largest_first(record.warned)]
-        tables.append(Table(("warning", "rows, kept all the same", "of rows read"), kept))
+        warning_lines = [(name, number(rows), share(rows, read)) for name, rows in largest_first(record.warned)]
+        tables.append(Table(("warning", "rows, kept all the same", "of rows read"), warning_lines))
     return tables
 
 
@@ -753,10 +753,10 @@ def _steps(record: RunRecord) -> Table | None:
     most = max(spent.values()) or 1.0
     lines = []
     for name, seconds in spent.items():
-        kept = [note.kept for note in notes if note.name == name]
-        state = "kept from an earlier run" if all(kept) else "done"
-        if any(kept) and not all(kept):
-            state = f"{kept.count(False):,} of {len(kept):,} done, the others kept"
+        kept_flags = [note.kept for note in notes if note.name == name]
+        state = "kept from an earlier run" if all(kept_flags) else "done"
+        if any(kept_flags) and not all(kept_flags):
+            state = f"{kept_flags.count(False):,} of {len(kept_flags):,} done, the others kept"
         lines.append((name, state, f"{seconds:.1f} s", bar(seconds / most)))
     other = record.seconds - sum(spent.values())
     if other >= 0.05:
