@@ -157,14 +157,14 @@ def _confusions(models: Sequence[Rows], classes: Sequence[str]) -> list[Confusio
     if count <= _CLASSES:
         return [Confusion(classes=tuple(names), weights=tuple(map(_plain, confusion(rows)))) for rows in models]
     weight = np.bincount(models[0].labels.astype(np.int64), models[0].weights, count)
-    kept = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
+    shown_classes = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
     shown_place = np.full(count, _CLASSES)
-    shown_place[kept] = np.arange(_CLASSES)
+    shown_place[shown_classes] = np.arange(_CLASSES)
     confusions = []
     for rows in models:
         cell = shown_place[rows.labels.astype(np.int64)] * (_CLASSES + 1) + shown_place[rows.predictions.argmax(axis=1)]
         table = np.bincount(cell, rows.weights, (_CLASSES + 1) ** 2).reshape(_CLASSES + 1, -1)
-        shown_names = (*[names[number] for number in kept], OTHERS)
+        shown_names = (*[names[number] for number in shown_classes], OTHERS)
         confusions.append(Confusion(classes=shown_names, weights=tuple(map(_plain, table)), others=count - _CLASSES))
     return confusions
 

@@ -179,12 +179,12 @@ class Rule:
         name, last = alarmed[-1]
         features = last.alarmed
         reasons = "; ".join(f"{feature}: {last.features[feature].reason}" for feature in features[:_NAMED])
-        more = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
+        unnamed_text = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
         many = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else over
-        what = f"{many}: {reasons}{more}"
+        finding = f"{many}: {reasons}{unnamed_text}"
         if len(alarmed) >= self.after:
-            return self.action, what
-        return "none", f"{what}; {self.action} waits for {self.after} of {self.of} windows"
+            return self.action, finding
+        return "none", f"{finding}; {self.action} waits for {self.after} of {self.of} windows"
 
 
 def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limits: Limits) -> Drift:
@@ -236,13 +236,13 @@ def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]
             raise SchemaError(f"the feature {name!r} has other edges in the window: count it between the reference's")
         if not counts.present + counts.missing:
             raise DataError(f"the reference of the feature {name!r} counts no rows: make it of the training rows")
-    counted = {name: counts.present + counts.missing for name, counts in current.items()}
-    if len(set(counted.values())) > 1:
-        low, high = min(counted, key=counted.__getitem__), max(counted, key=counted.__getitem__)
+    sizes = {name: counts.present + counts.missing for name, counts in current.items()}
+    if len(set(sizes.values())) > 1:
+        low, high = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         raise DataError(
-            f"the window counts {counted[high]:,} rows of {high!r} and {counted[low]:,} of {low!r}: count the same rows"
+            f"the window counts {sizes[high]:,} rows of {high!r} and {sizes[low]:,} of {low!r}: count the same rows"
         )
-    return max(counted.values(), default=0)
+    return max(sizes.values(), default=0)
 
 
 def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> FeatureDrift:
@@ -325,8 +325,8 @@ def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, i
     reach = math.ceil(12 * math.sqrt(mean * (1 - marked / rows))) + 60  # beyond lies less than any tail asked for
     low, high = max(least, int(mean) - reach), min(most, int(mean) + reach)
     counts = np.arange(low, high, dtype=np.float64)
-    fewer, more = (counts + 1) * (rows - marked - drawn + counts + 1), (marked - counts) * (drawn - counts)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(more / fewer))])
+    denominators, numerators = (counts + 1) * (rows - marked - drawn + counts + 1), (marked - counts) * (drawn - counts)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(numerators / denominators))])
     chances = np.exp(logs - logs.max())
     below = np.cumsum(chances / chances.sum())
     above = np.cumsum((chances / chances.sum())[::-1])[::-1]
@@ -338,11 +338,11 @@ def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> 
     from scipy.special import chdtri  # half a second to load, for those who compare
 
     n, m = reference.independent, current.independent
-    old, new = _cells(reference, current)
-    spread, freedom = 1 / n + 1 / m, len(old) - 1
+    reference_cells, current_cells = _cells(reference, current)
+    spread, freedom = 1 / n + 1 / m, len(reference_cells) - 1
     chance = spread * float(chdtri(freedom, tail)) if freedom else 0.0
     # Half a row more a cell: what a sample by chance lacks makes no infinity.
-    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (old, new))
+    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (reference_cells, current_cells))
     measures = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}
     middle = (p + q) / 2
     divergence = float(p @ np.log2(p / middle) + q @ np.log2(q / middle)) / 2
@@ -377,8 +377,8 @@ def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
     assert isinstance(current, Categories)
     # Whether a value is named depends on the reference alone: those that nearly were not, stand with the unnamed.
     least = max(least, 2 * reference.minimum * (n + m) / n)
-    per_occurrence, now = n / reference.total, m / current.total
-    pairs = [(per_occurrence * count, now * current.counts.get(name, 0)) for name, count in reference.counts.items()]
+    scale, current_scale = n / reference.total, m / current.total
+    pairs = [(scale * count, current_scale * current.counts.get(name, 0)) for name, count in reference.counts.items()]
     pairs = sorted((pair for pair in pairs if sum(pair) >= least), key=sum, reverse=True)[: MOST_CELLS - 1]
     counts = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     unnamed = np.maximum(np.array([n, m]) - counts.sum(axis=0), 0.0)

@@ -209,19 +209,19 @@ def decide(
         check_metric_of(challenger, name)
     if champion is not None:
         challenger.check_same(champion)
-    mine, theirs = measure(challenger), None if champion is None else measure(champion)
-    beats = None if baseline is None else baseline.beaten_by(gate.metric, mine.values.get(gate.metric))
-    outcome, reason, gain, lower = _judge(gate, challenger, champion, (mine, theirs), champion_error, seen)
+    result, rival_result = measure(challenger), None if champion is None else measure(champion)
+    beats = None if baseline is None else baseline.beaten_by(gate.metric, result.values.get(gate.metric))
+    outcome, reason, gain, lower = _judge(gate, challenger, champion, (result, rival_result), champion_error, seen)
     if baseline is not None and beats is False:
         reason += f"; beats the baseline: no, {baseline.said(gate.metric)}"
-        asked = _PROMOTED if gate.baseline == "always" else _UNRIVALLED if gate.baseline == "first" else ()
-        useless = not baseline.constant_beaten_by(gate.metric, mine.values[gate.metric])
-        if outcome in asked and useless and len(challenger) >= gate.min_rows:
+        vetoed_outcomes = _PROMOTED if gate.baseline == "always" else _UNRIVALLED if gate.baseline == "first" else ()
+        useless = not baseline.constant_beaten_by(gate.metric, result.values[gate.metric])
+        if outcome in vetoed_outcomes and useless and len(challenger) >= gate.min_rows:
             outcome = "below_baseline"
             reason += f", which publish.gate.baseline={gate.baseline} refuses (never lets it pass)"
     above = None
     if guess is not None and beats and _groups(challenger) >= gate.min_groups:
-        gained = abs(mine.values[gate.metric] - float(metric_over(guess, gate.metric)[0]))
+        gained = abs(result.values[gate.metric] - float(metric_over(guess, gate.metric)[0]))
         bound = _lower(gains(gate, challenger, guess), gained, _groups(challenger), gate.confidence)
         above = bound if math.isfinite(bound) else None
     return Decision(
@@ -229,8 +229,8 @@ def decide(
         outcome=outcome,
         reason=reason,
         gate=gate,
-        challenger=mine,
-        champion=theirs,
+        challenger=result,
+        champion=rival_result,
         gain=gain,
         lower=lower,
         rows=len(challenger),
@@ -253,28 +253,28 @@ def _judge(
     error: str,
     seen: str,
 ) -> _Judged:
-    mine, theirs = measured
+    result, rival_result = measured
     little = _too_little(gate, challenger, compared=champion is not None)
     if little:
         return "too_little", little, None, None
     for name in (gate.metric, *(Floor.parse(floor).metric for floor in gate.floors)):
-        if name not in mine.values:
-            return "undefined", f"the challenger's {mine.undefined[name]}", None, None
+        if name not in result.values:
+            return "undefined", f"the challenger's {result.undefined[name]}", None, None
     for floor in map(Floor.parse, gate.floors):
-        if not floor.holds(mine.values[floor.metric]):
-            reason = f"the challenger's {floor.metric} of {mine.values[floor.metric]:.4g} misses the floor {floor}"
+        if not floor.holds(result.values[floor.metric]):
+            reason = f"the challenger's {floor.metric} of {result.values[floor.metric]:.4g} misses the floor {floor}"
             return "below_floor", reason, None, None
-    ours = f"{gate.metric} {mine.values[gate.metric]:.4g} over {mine.rows:,} rows"
+    text = f"{gate.metric} {result.values[gate.metric]:.4g} over {result.rows:,} rows"
     reached = f" and reaches {', '.join(str(Floor.parse(floor)) for floor in gate.floors)}" if gate.floors else ""
-    if champion is None or theirs is None:
+    if champion is None or rival_result is None:
         if error:
-            return "champion_unusable", f"the champion cannot predict these rows ({error}); {ours}{reached}", None, None
+            return "champion_unusable", f"the champion cannot predict these rows ({error}); {text}{reached}", None, None
         if seen:
             return "too_little", seen, None, None
-        return "first", f"there is no champion yet; the challenger has {ours}{reached}", None, None
-    if gate.metric not in theirs.values:
-        return "champion_unusable", f"the champion's {theirs.undefined[gate.metric]}; {ours}{reached}", None, None
-    return _compare(gate, challenger, champion, mine.values[gate.metric], theirs.values[gate.metric])
+        return "first", f"there is no champion yet; the challenger has {text}{reached}", None, None
+    if gate.metric not in rival_result.values:
+        return "champion_unusable", f"the champion's {rival_result.undefined[gate.metric]}; {text}{reached}", None, None
+    return _compare(gate, challenger, champion, result.values[gate.metric], rival_result.values[gate.metric])
 
 
 def _too_little(gate: Gate, rows: Rows, *, compared: bool) -> str:
@@ -303,15 +303,15 @@ def _groups(rows: Rows) -> int:
 def gains(gate: Gate, challenger: Rows, champion: Rows) -> Floats:
     """Return the gain in each bootstrap draw, ascending; -inf where a draw leaves the metric undefined."""
     present, codes = np.unique(challenger.groups, return_inverse=True)
-    both = [
+    blocked_rows = [
         replace(rows, groups=codes, group_count=len(present)).in_blocks(BLOCKS, gate.seed)
         for rows in (challenger, champion)
     ]
-    groups = both[0].group_count
+    groups = blocked_rows[0].group_count
     random = np.random.default_rng(gate.seed)
     draws = random.multinomial(groups, np.full(groups, 1 / groups), size=gate.resamples).astype(np.float64)
-    new, old = (metric_over(rows, gate.metric, draws) for rows in both)
-    gain = new - old if HIGHER_IS_BETTER[gate.metric] else old - new
+    challenger_draws, champion_draws = (metric_over(rows, gate.metric, draws) for rows in blocked_rows)
+    gain = challenger_draws - champion_draws if HIGHER_IS_BETTER[gate.metric] else champion_draws - challenger_draws
     return np.sort(np.where(np.isfinite(gain), gain, -np.inf))
 
 
@@ -331,17 +331,17 @@ def _compare(gate: Gate, challenger: Rows, champion: Rows, new: float, old: floa
     bound = _lower(drawn, gain, groups, gate.confidence)
     lower = bound if math.isfinite(bound) else None
     bar = gate.effect if gate.mode == "better" else -gate.margin
-    asked = f"the gate asks for {'more than' if gate.mode == 'better' else 'no less than'} {bar:.4g}"
-    both = f"{gate.metric} {new:.4g} against the champion's {old:.4g} on the same {len(challenger):,} rows"
+    demand = f"the gate asks for {'more than' if gate.mode == 'better' else 'no less than'} {bar:.4g}"
+    scores = f"{gate.metric} {new:.4g} against the champion's {old:.4g} on the same {len(challenger):,} rows"
     sure = f"with {100 * gate.confidence:.4g} % confidence over {groups:,} {gate.unit} the gain is above {bound:.4g}"
     if lower is None:
         undefined = float(np.mean(np.isinf(drawn)))
-        reason = f"{both}; the gain has no lower bound, since {undefined:.1%} of draws leave {gate.metric} undefined"
+        reason = f"{scores}; the gain has no lower bound, since {undefined:.1%} of draws leave {gate.metric} undefined"
         return "not_proven", reason, gain, None
     if lower > bar:
-        return gate.mode, f"{both}; {sure}, and {asked}", gain, lower
+        return gate.mode, f"{scores}; {sure}, and {demand}", gain, lower
     outcome: Outcome = "not_proven" if gain > min(bar, 0) else "worse"
     if drawn[0] == drawn[-1] == 0:
         outcome = "equal"
-    what = {"equal": "both do equally well in every draw", "worse": "it is worse", "not_proven": "that is not enough"}
-    return outcome, f"{both}; {what[outcome]}: {sure}, and {asked}", gain, lower
+    words = {"equal": "both do equally well in every draw", "worse": "it is worse", "not_proven": "that is not enough"}
+    return outcome, f"{scores}; {words[outcome]}: {sure}, and {demand}", gain, lower

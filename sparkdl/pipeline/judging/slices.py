@@ -66,15 +66,15 @@ class Slices:
         order = np.array(sorted(range(len(names)), key=lambda code: (-counts[code], names[code])), dtype=np.int64)
         weight = np.bincount(codes, rows.weights, len(names))
         loss = np.bincount(codes, rows.weights * losses_of(rows), len(names)) / np.where(weight > 0, weight, 1.0)
-        rest = [code for code in order[largest:] if counts[code] >= LEAST_ROWS]
-        bad = set(sorted(rest, key=lambda code: -loss[code])[:worst])
-        shown = [*order[:largest], *(code for code in rest if code in bad)]
+        smaller_codes = [code for code in order[largest:] if counts[code] >= LEAST_ROWS]
+        bad = set(sorted(smaller_codes, key=lambda code: -loss[code])[:worst])
+        shown = [*order[:largest], *(code for code in smaller_codes if code in bad)]
         position = np.full(len(names), len(shown))
         position[shown] = np.arange(len(shown))
-        others = (OTHERS,) if len(names) > len(shown) else ()
+        others_name = (OTHERS,) if len(names) > len(shown) else ()
         return Slices(
             values=len(names),
-            names=(*[names[code] for code in shown], *others),
+            names=(*[names[code] for code in shown], *others_name),
             places=position[codes].astype(np.int64),
         )
 
