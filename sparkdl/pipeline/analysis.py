@@ -64,21 +64,21 @@ def analysed(spec: PipelineSpec, columns: Mapping[str, pa.DataType | None]) -> A
         return Analysis(problems=((("transform", "sql"), plain),))
     if (sql is None and session is None) or (spec.transform is not None and sql is None):
         return Analysis()
-    asked = {
+    question = {
         "sql": sql,
         "expect": {name: expectation.check for name, expectation in spec.expect.items()},
         "schema": pa.schema([(name, kind or pa.string()) for name, kind in columns.items()]).serialize().hex().decode(),
         "sure": None not in columns.values(),
     }
     if session is not None:
-        answer = _asked_of(session, asked, bare=False)
+        answer = _asked_of(session, question, bare=False)
     elif (shutil.which("java") or "JAVA_HOME" in os.environ) and importlib.util.find_spec("pyspark"):
-        answer = _asked_of_a_process(asked)
+        answer = _asked_of_a_process(question)
     else:
         return Analysis(unknown="transform.sql was read and not analysed: Spark needs Java, which is not here")
     encoded_schema = answer["transformed"]
     schema = None if encoded_schema is None else pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(encoded_schema)))
-    types = None if schema is None else {field.name: field.type if asked["sure"] else None for field in schema}
+    types = None if schema is None else {field.name: field.type if question["sure"] else None for field in schema}
     return Analysis(
         problems=tuple((tuple(path), sentence) for path, sentence in answer["problems"]),
         transformed=types,
@@ -99,11 +99,11 @@ def _asked_of_a_process(asked: dict[str, Any]) -> dict[str, Any]:
     environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "sparkdl.pipeline.analysis"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, input=json.dumps(asked), capture_output=True, text=True, check=True, timeout=_SECONDS,
             env=environment,
         )  # fmt: skip
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return dict(json.loads(process.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, ValueError, IndexError):
         unknown = "transform.sql was read and not analysed: no Spark could be started here"
         return {"problems": [], "transformed": None, "unknown": unknown}

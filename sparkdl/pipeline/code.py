@@ -128,7 +128,7 @@ def code_hash(target: str) -> str:
             raise ConfigError(f"{name} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
         if name == module:
             _check_bound(parsed, target)
-        todo += [each for each in _imports(parsed, name, source) if _same_project(each, module)]
+        todo += [dependency for dependency in _imports(parsed, name, source) if _same_project(dependency, module)]
     return sha256_hex(json.dumps([function, sorted(hashes.items())]).encode())
 
 
@@ -178,8 +178,8 @@ def _same_project(name: str, module: str) -> bool:
     top, root = name.split(".")[0], module.split(".")[0]
     if "." in module or top == root:
         return top == root
-    here, there = _source(module), _source(top)
-    return here is not None and there is not None and here.parent in (there.parent, there.parent.parent)
+    file, top_file = _source(module), _source(top)
+    return file is not None and top_file is not None and file.parent in (top_file.parent, top_file.parent.parent)
 
 
 def _check_bound(tree: ast.Module, target: str) -> None:

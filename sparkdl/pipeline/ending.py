@@ -86,7 +86,7 @@ def _commit(code: str) -> dict[str, str]:
         if folder is None:
             return {}
         command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=5)
+        git = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=5)
     except (ConfigError, OSError, subprocess.SubprocessError):
         return {}
-    return {"code": done.stdout.strip()}
+    return {"code": git.stdout.strip()}

@@ -33,6 +33,6 @@ def named_functions(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     if ":" in spec.train.optimizer:
         yield ("train", "optimizer"), spec.train.optimizer
     searched = spec.search.space.get("train.optimizer", ()) if spec.search is not None else ()
-    for place, optimizer in enumerate(() if isinstance(searched, Range) else searched):
+    for position, optimizer in enumerate(() if isinstance(searched, Range) else searched):
         if isinstance(optimizer, str) and ":" in optimizer:
-            yield ("search", "space", "train.optimizer", place), optimizer
+            yield ("search", "space", "train.optimizer", position), optimizer

@@ -54,9 +54,9 @@ class Pipeline:
 
     def __init__(self, file: PipelineFile) -> None:
         with importable(file.spec.code):
-            found = _unusable(file.spec)
-        if found:
-            raise file.refused(found)
+            mistakes = _unusable(file.spec)
+        if mistakes:
+            raise file.refused(mistakes)
         self.file = file
 
     @staticmethod
@@ -129,9 +129,9 @@ class Pipeline:
             PipelineFileError: tells every line that is wrong.
         """
         with self._ready():
-            found, unknown = problems_of(Project(self.file))
-        if found:
-            raise self.file.refused(found)
+            mistakes, unknown = problems_of(Project(self.file))
+        if mistakes:
+            raise self.file.refused(mistakes)
         return unknown
 
     @staticmethod
@@ -154,11 +154,11 @@ class Pipeline:
         unknown = ""
         if file is not None:
             with importable(file.spec.code), storage_to_come(file.spec):
-                found = _unusable(file.spec)
+                mistakes = _unusable(file.spec)
                 if not offline:
-                    more, unknown = problems_of(Project(file))
-                    found += more
-            file.add(found, problems)
+                    project_mistakes, unknown = problems_of(Project(file))
+                    mistakes += project_mistakes
+            file.add(mistakes, problems)
         if problems.sentences:
             raise problems.error()
         return unknown

@@ -144,17 +144,17 @@ def plan_of(run: Run) -> Plan:
     except ConfigError as error:
         return replace(plan, stops=str(error))
     if nothing_new(steps, run):
-        kept = [
+        kept_steps = [
             PlannedStep(name=step.name, state="kept", why="nothing has changed") for step in steps[1:] if step.listed
         ]
-        return replace(plan, nothing_new=True, steps=tuple(kept))
+        return replace(plan, nothing_new=True, steps=tuple(kept_steps))
     if len(steps) == 1:
         return replace(plan, amounts=_amounts(run, due, None))
-    after = Run(run.project, run.request, _AfterIngestion(run, ingest))
-    after.backfilled, after.windows_read = True, run.windows_read
+    run_after = Run(run.project, run.request, _AfterIngestion(run, ingest))
+    run_after.backfilled, run_after.windows_read = True, run.windows_read
     try:
         champion = run.state.champion() is not None
-        parts, _ = parts_to_do(run.project.spec, after.state.windows(), train=run.request.train, champion=champion)
+        parts, _ = parts_to_do(run.project.spec, run_after.state.windows(), train=run.request.train, champion=champion)
     except DataError as error:
         if due is not None:
             return replace(plan, stops=str(error))
@@ -162,14 +162,14 @@ def plan_of(run: Run) -> Plan:
             PlannedStep(name=step.name, state="open", why="no row was read yet") for step in steps[1:] if step.listed
         ]
         return replace(plan, steps=tuple(unread), amounts=_amounts(run, due, None))
-    planned, stops = _walk(steps[1:], after, reads_unknown=due is None)
+    planned, stops = _walk(steps[1:], run_after, reads_unknown=due is None)
     if stops and due is not None:
         return replace(plan, steps=tuple(planned), stops=stops)
-    learnt, _ = parts_to_learn(after)
+    learnt, _ = parts_to_learn(run_after)
     amounts = _amounts(run, due, learnt or parts)
     passed = {step.name for step in planned if step.state in ("kept", "waits")}
-    asked = {step.name for step in steps}
-    amounts = {name: amount for name, amount in amounts.items() if name in asked - passed}
+    step_names = {step.name for step in steps}
+    amounts = {name: amount for name, amount in amounts.items() if name in step_names - passed}
     return replace(
         plan, steps=tuple(planned), amounts=amounts, recipe=_recipe(run.project.spec, amounts.get("train", Amount()))
     )
@@ -253,12 +253,12 @@ def _drift(step: Step, run: Run) -> PlannedStep:
     if champion is None:
         return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
     if stale := stale_of(step, run):
-        then = "" if action == "warn" else f", and {action} may follow"
-        why = f"{len(stale.keys)} windows are not compared with version {champion.version} yet{then}"
+        action_text = "" if action == "warn" else f", and {action} may follow"
+        why = f"{len(stale.keys)} windows are not compared with version {champion.version} yet{action_text}"
         return PlannedStep(name="drift", state="done again", why=why)
     drifted = decided(run)
-    then = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
-    return PlannedStep(name="drift", state="kept", why=f"{then}{drifted.reason}")
+    action_text = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
+    return PlannedStep(name="drift", state="kept", why=f"{action_text}{drifted.reason}")
 
 
 def _scoring(step: Step, run: Run) -> tuple[StepState, str]:

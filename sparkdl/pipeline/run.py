@@ -63,11 +63,11 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                 check_source(project, state.snapshot)
             from sparkdl.pipeline.session import code_for_workers, open_session
 
-            with _loading(*_HEAVY) as loading, lease(project.runs.child("leases"), run.run_id) as mine:
+            with _loading(*_HEAVY) as loading, lease(project.runs.child("leases"), run.run_id) as run_lease:
                 filesystem = default_filesystem()
                 session = spark or open_session(project.spec, state.snapshot.bytes)
                 check_plain_paths(project.spec, filesystem)
-                state.hold(mine)
+                state.hold(run_lease)
                 loading.join()
                 with code_for_workers(session, project.spec):
                     check_places({"places.tables": Storage.of(project.tables.folder)}, session)
@@ -93,16 +93,16 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
 def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) -> None:
     """Make the first step that is stale, until none is, and tell the record of each step that is passed."""
     passed: dict[str, tuple[str, ...]] = {}
-    made: set[tuple[str | None, ...]] = set()
+    attempts: set[tuple[str | None, ...]] = set()
     while True:
         run.state.look_again()
         for stale in walk(steps, run, passed):
             step = stale.step
             if stale:
                 attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
-                if attempt in made:  # a fault of the step's, which would be made for ever
+                if attempt in attempts:  # a fault of the step's, which would be made for ever
                     raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
-                made.add(attempt)
+                attempts.add(attempt)
                 _make(stale, run, spark)
                 if step.looks:  # once a run, whatever it has seen
                     passed[step.name] = tuple(stale.keys)
@@ -140,20 +140,20 @@ def _note_if_kept(fresh: Stale, run: Run) -> None:
 def _end(run: Run) -> None:
     """Say what came of it: the last that this run itself has done tells."""
     record, until = run.record, run.request.until
-    done = list(dict.fromkeys(note.name for note in run.notes if not note.kept))
-    made = [name for name in done if name not in ("live", "drift")]  # these only look
-    asked = "" if until is None else f"stopped after {until}, as asked"
+    done_steps = list(dict.fromkeys(note.name for note in run.notes if not note.kept))
+    producing_steps = [name for name in done_steps if name not in ("live", "drift")]  # these only look
+    stop_text = "" if until is None else f"stopped after {until}, as asked"
     waits = parts_to_learn(run)[1] if until != "ingest" else ""
-    published = published_now(run) if "publish" in done else None
+    published = published_now(run) if "publish" in done_steps else None
     if published is not None:
         outcome: Outcome = "promoted" if published.promoted else "not promoted"
-        record.end(outcome, "; ".join(filter(None, [published.reason, asked])))
+        record.end(outcome, "; ".join(filter(None, [published.reason, stop_text])))
     elif record.predictions:
         text = f"version {record.model['champion']} scored {sum(record.predictions.values())} rows"
         record.end("scored", "; ".join(filter(None, [text, waits])))
-    elif made or (asked and done):
-        text = f"did {', '.join(made)}, from which neither a model nor predictions followed"
-        record.end("stopped", asked or "; ".join(filter(None, [text, waits])))
+    elif producing_steps or (stop_text and done_steps):
+        text = f"did {', '.join(producing_steps)}, from which neither a model nor predictions followed"
+        record.end("stopped", stop_text or "; ".join(filter(None, [text, waits])))
     else:
         upto = "" if until is None else f" up to {until}"
         record.end("nothing new", waits or f"every step{upto} had been done before")
@@ -186,15 +186,15 @@ def check_plain_paths(spec: PipelineSpec, before: str) -> None:
     Raises:
         ConfigError: names the first, and both filesystems.
     """
-    now, places, source = default_filesystem(), spec.places, spec.source
+    filesystem, places, source = default_filesystem(), spec.places, spec.source
     addresses = {"root": spec.root, **{f"places.{name}": getattr(places, name) for name in places.__struct_fields__}}
     addresses |= {f"source.{name}": getattr(source, name) for name in ("path", "table") if getattr(source, name, None)}
     plain = [(name, address) for name, address in addresses.items() if str(address).startswith(("/", "~"))]
-    if now.rstrip("/") != before.rstrip("/") and plain:
+    if filesystem.rstrip("/") != before.rstrip("/") and plain:
         name, path = plain[0]
         raise ConfigError(
-            f"{name}={path} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
-            f"the whole address, {now.rstrip('/')}{path} or file://{path}"
+            f"{name}={path} lies in {filesystem} to this Spark, and was looked for in {before} before Spark started: "
+            f"write the whole address, {filesystem.rstrip('/')}{path} or file://{path}"
         )
 
 

@@ -91,16 +91,16 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
     if "SPARK_REMOTE" in os.environ:  # the server's settings are its own
         return builder.appName(f"sparkdl-{spec.name}").getOrCreate()
     layers = _layers(spec, size, configured_elsewhere())
-    wanted, origins = _merged(layers), {name: origin for origin, settings in layers for name in settings}
-    if wanted["spark.master"].startswith("local"):
+    merged, origins = _merged(layers), {name: origin for origin, settings in layers for name in settings}
+    if merged["spark.master"].startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 of PATH
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach a session of one machine
     for name, origin in origins.items():
         if origin in (_FILE, _OURS):  # Spark itself takes the others from where they are
-            builder = builder.config(name, wanted[name])
-    if wanted.get("spark.submit.deployMode") == "cluster" and origins["spark.submit.deployMode"] != "spark-submit":
+            builder = builder.config(name, merged[name])
+    if merged.get("spark.submit.deployMode") == "cluster" and origins["spark.submit.deployMode"] != "spark-submit":
         builder = builder.config("spark.submit.deployMode", "client")  # this process is the driver
-    _log_origins(wanted, origins)
+    _log_origins(merged, origins)
     try:
         with interrupts_wait():
             session = builder.getOrCreate()
@@ -140,9 +140,9 @@ def configured_elsewhere() -> list[Layer]:
         words = shlex.split(arguments)
     except ValueError as error:
         raise ConfigError(f"PYSPARK_SUBMIT_ARGS are no words of spark-submit ({error}): correct them") from error
-    pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
+    pairs = [word.partition("=")[::2] if "=" in word else (word, argument) for word, argument in pairwise([*words, ""])]
     flags = {_FLAGS[word]: value for word, value in pairs if word in _FLAGS}
-    confs = [after for word, after in pairwise(words) if word in ("--conf", "-c")]
+    confs = [argument for word, argument in pairwise(words) if word in ("--conf", "-c")]
     confs += [word.removeprefix("--conf=") for word in words if word.startswith("--conf=")]
     flags |= {name: value for name, _, value in (conf.partition("=") for conf in confs)}
     return [spark_defaults(), ("the environment", variables), ("PYSPARK_SUBMIT_ARGS", flags)]

@@ -202,8 +202,8 @@ def _unknown_arguments(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     arguments += [(("search", "space", name), name.removeprefix("model.")) for name in searched]
     for path, name in arguments:
         if accepted is not None and name not in accepted:
-            others = [argument for argument in accepted if argument != "features"]
-            yield path, f" is no argument of {target}: {choices(name, others)}"
+            possible_arguments = [argument for argument in accepted if argument != "features"]
+            yield path, f" is no argument of {target}: {choices(name, possible_arguments)}"
         elif name == "features":
             yield path, " is what the pipeline itself gives: leave it out"
 

@@ -77,11 +77,11 @@ def _models(project: Project, receipts: ReceiptTable, used: Used) -> None:
     newest = set(_keys(project, receipts, "train")) - set(_old(project, receipts, used, "train"))
     trainings = [receipts.result("train", key, Trained) for key in newest]
     bundles = {trained.bundle.rstrip("/").rpartition("/")[2] for trained in trainings if trained is not None}
-    kept = newest | bundles | {key for step, key in used if step == "trial"}
+    kept_names = newest | bundles | {key for step, key in used if step == "trial"}
     models, checkpoints = project.runs.child("models"), project.runs.child("training").child("runs")
-    for name in _names(models) - kept:
+    for name in _names(models) - kept_names:
         _delete(models.child(name), DOCUMENT)
-    for name in _names(checkpoints) - kept:
+    for name in _names(checkpoints) - kept_names:
         checkpoints.child(name).delete(recursive=True)
 
 
@@ -130,5 +130,5 @@ def _keys(project: Project, receipts: ReceiptTable, step: str) -> list[str]:
     """Keys of what a step has made, the newest first, whose documents are still there."""
     folder = project.runs.child("steps").child(step)
     documents = {entry.name.removesuffix(".json") for entry in folder.list()} if folder.exists() else set()
-    made = [receipt for receipt in receipts.of(step).values() if receipt.key in documents]
-    return [receipt.key for receipt in sorted(made, key=lambda receipt: receipt.written_at, reverse=True)]
+    documented = [receipt for receipt in receipts.of(step).values() if receipt.key in documents]
+    return [receipt.key for receipt in sorted(documented, key=lambda receipt: receipt.written_at, reverse=True)]

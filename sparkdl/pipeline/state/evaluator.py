@@ -115,8 +115,8 @@ def stale_of(step: Step, run: Run) -> Stale:
     Raises:
         DataError: there is nothing that the step could begin with.
     """
-    wanted = step.wanted(run)
-    if wanted is None:
+    keys = step.wanted(run)
+    if keys is None:
         return Stale(step=step, keys={}, known=False)
     receipts = run.state.receipts.of(step.name)
 
@@ -126,8 +126,8 @@ def stale_of(step: Step, run: Run) -> Stale:
             return False
         return step.exists(run, receipt)
 
-    stale = {partition: key for partition, key in wanted.items() if not holds(partition, key)}
-    return Stale(step=step, keys=stale, fresh=[partition for partition in wanted if partition not in stale])
+    stale = {partition: key for partition, key in keys.items() if not holds(partition, key)}
+    return Stale(step=step, keys=stale, fresh=[partition for partition in keys if partition not in stale])
 
 
 def walk(steps: Sequence[Step], run: Run, passed: Collection[str] = ()) -> Iterator[Stale]:

@@ -102,16 +102,16 @@ class Holder:
     @staticmethod
     def here(run_id: str, domain: str, clock: Clock) -> Holder:
         """This process, with a run."""
-        mine = os.getpid()
+        process_id = os.getpid()
         container = _YARN_CONTAINER.fullmatch(os.environ.get("CONTAINER_ID", ""))
         return Holder(
             run_id=run_id,
             host=socket.gethostname(),
-            process=mine,
+            process=process_id,
             since=datetime.now(UTC).isoformat(timespec="seconds"),
             beat=clock.now(),
             place=processes.place(),
-            started=processes.started(mine) or 0,
+            started=processes.started(process_id) or 0,
             domain=domain,
             application=container[1] if container else "",
             attempt=int(container[2]) if container else 0,
@@ -124,8 +124,8 @@ class Holder:
             now: by this machine's clock that only grows.
             stale_after: seconds of silence that end a lease of this machine.
         """
-        here = self.place == processes.place()
-        silent = here and now - self.beat > stale_after
+        is_same_place = self.place == processes.place()
+        silent = is_same_place and now - self.beat > stale_after
         return self.released or silent or processes.ended(self.place, self.process, self.started)
 
     def __str__(self) -> str:
@@ -194,27 +194,27 @@ def lease(
         LeaseLostError: another run took it over in the block, and something in there was refused or failed since.
         StorageError: the folder cannot be read or written.
     """
-    mine = _take(folder, run_id, stale_after, clock)
-    done = threading.Event()
+    own_lease = _take(folder, run_id, stale_after, clock)
+    end_event = threading.Event()
 
     def beat(*, released: bool = False) -> None:
-        holder = replace(mine.holder, beat=clock.now(), released=released, claims_due=mine.claims_due)
-        folder.child(f"{mine.number:09d}.beat.json").write_atomic(encode(holder))
+        holder = replace(own_lease.holder, beat=clock.now(), released=released, claims_due=own_lease.claims_due)
+        folder.child(f"{own_lease.number:09d}.beat.json").write_atomic(encode(holder))
 
     def keep() -> None:
-        while not done.wait(beat_seconds):
+        while not end_event.wait(beat_seconds):
             with suppress(StorageError):  # the next one may get through; without any, the lease ends by itself
                 beat()
 
     keeper = threading.Thread(target=keep, name="sparkdl-lease", daemon=True)
     keeper.start()
     try:
-        yield mine
+        yield own_lease
     except LeaseLostError:
         raise
     except Exception as error:  # what the run that took over has changed or removed may be why
         try:
-            mine.check()
+            own_lease.check()
         except LeaseLostError as lost:
             raise lost from error
         except StorageError:
@@ -223,12 +223,12 @@ def lease(
             raise LeaseLostError(f"run {run_id} may commit nothing more: {error}") from error
         raise
     finally:
-        done.set()
+        end_event.set()
         keeper.join()
         try:
             beat(released=True)
         except StorageError as error:  # the work is done, or has an error of its own that matters more
-            logger.warning("the lease %d of %s was not given back: %s", mine.number, folder.uri, error)
+            logger.warning("the lease %d of %s was not given back: %s", own_lease.number, folder.uri, error)
 
 
 def holder_of(folder: Storage) -> Holder | None:
@@ -258,8 +258,8 @@ def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lea
     except ConflictError:
         winner = _holder(folder, last + 1)
         raise LeaseTakenError(f"{winner or 'another run'} was first in {folder.parent().uri}: wait for it") from None
-    for old in numbers[:-_KEPT]:
-        for name in (f"{old:09d}.json", f"{old:09d}.beat.json"):
+    for old_number in numbers[:-_KEPT]:
+        for name in (f"{old_number:09d}.json", f"{old_number:09d}.beat.json"):
             with suppress(StorageError):
                 folder.child(name).delete()
     fence = Fence(f"sparkdl-pipeline-{holder.domain}", last + 1)
@@ -277,20 +277,20 @@ def _watched(folder: Storage, number: int, earlier: Holder, stale_after: float, 
     Raises:
         LeaseTakenError: the holder lives.
     """
-    taken = f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it"
-    silent_since, here = clock.now(), earlier.place == processes.place()
-    if not here and not earlier.over(silent_since, stale_after):
+    refusal = f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it"
+    silent_since, is_same_place = clock.now(), earlier.place == processes.place()
+    if not is_same_place and not earlier.over(silent_since, stale_after):
         logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, stale_after)
     while not earlier.over(clock.now(), stale_after):
-        if here:
-            raise LeaseTakenError(taken)
+        if is_same_place:
+            raise LeaseTakenError(refusal)
         if clock.now() - silent_since > stale_after:
             break
         clock.wait(stale_after / _LOOKS)
-        now = _holder(folder, number)
-        if now is not None and not now.released and now.beat != earlier.beat:
-            raise LeaseTakenError(taken)
-        earlier = now or earlier
+        current = _holder(folder, number)
+        if current is not None and not current.released and current.beat != earlier.beat:
+            raise LeaseTakenError(refusal)
+        earlier = current or earlier
     return earlier
 
 

@@ -231,8 +231,8 @@ class Intervals:
     def text(self) -> str:
         """How many labels lie where they should, in one sentence."""
         levels = ", ".join(f"{level:g}: {share:.3f}" for level, share in zip(self.levels, self.below, strict=True))
-        asked = self.levels[-1] - self.levels[0]
-        between = f"{self.coverage:.1%} of labels lie between the outer quantiles, {asked:.1%} should" if asked else ""
+        ideal = self.levels[-1] - self.levels[0]
+        between = f"{self.coverage:.1%} of labels lie between the outer quantiles, {ideal:.1%} should" if ideal else ""
         return "; ".join(filter(None, [between, f"share of labels below each level, {levels}"]))
 
 

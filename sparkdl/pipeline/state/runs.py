@@ -75,8 +75,8 @@ def row_of(record: RunRecord) -> dict[str, Any]:
     """The row of a run; what it does not know is null."""
     decision = record.evaluated.decision if record.evaluated is not None else None
     metric = decision.gate.metric if decision is not None else None
-    mine = decision.challenger.values if decision is not None else {}
-    theirs = decision.champion.values if decision is not None and decision.champion is not None else {}
+    challenger_values = decision.challenger.values if decision is not None else {}
+    champion_values = decision.champion.values if decision is not None and decision.champion is not None else {}
     baseline = decision.baseline if decision is not None else None
     rows, model, places = record.rows, record.model, record.places
     return {
@@ -95,8 +95,8 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "rows_predicted": sum(record.predictions.values()),
         "label": record.evaluated.label if record.evaluated is not None else None,
         "metric": metric,
-        "value": mine.get(str(metric)),
-        "champion_value": theirs.get(str(metric)),
+        "value": challenger_values.get(str(metric)),
+        "champion_value": champion_values.get(str(metric)),
         "version": model.get("version"),
         "champion": model.get("champion"),
         "drift": record.drift.action if record.drift is not None else None,
