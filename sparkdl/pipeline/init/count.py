@@ -49,23 +49,23 @@ def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
         read: reads the columns from the beginning, as tables of them alone.
     """
     rows = missing = 0
-    kept: list[Any] = []
+    hash_chunks: list[Any] = []
     for table in read():
         hashes, complete = _hashes(table)
         rows, missing = rows + table.num_rows, missing + int(table.num_rows - complete.sum())
-        kept = [*kept, hashes[complete]] if rows <= _AT_ONCE else []
+        hash_chunks = [*hash_chunks, hashes[complete]] if rows <= _AT_ONCE else []
         if rows > COUNTED_ROWS:
             return None
     turns = -(-rows // _AT_ONCE)
     if turns <= 1:
-        return Counted(rows=rows, distinct=_distinct(kept), missing=missing)
+        return Counted(rows=rows, distinct=_distinct(hash_chunks), missing=missing)
     distinct = 0
     for turn in range(turns):
-        kept = []
+        hash_chunks = []
         for table in read():
             hashes, complete = _hashes(table)
-            kept.append(hashes[complete & (hashes % np.uint64(turns) == np.uint64(turn))])
-        distinct += _distinct(kept)
+            hash_chunks.append(hashes[complete & (hashes % np.uint64(turns) == np.uint64(turn))])
+        distinct += _distinct(hash_chunks)
     return Counted(rows=rows, distinct=distinct, missing=missing)
 
 

@@ -124,8 +124,8 @@ def _name(column: str, options: Mapping[str, Any], names: Collection[str], inner
 
 def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     """The names inside of the model's inputs that a feature takes."""
-    made = input_names(name, msgspec.convert(options, Feature))
-    return {(input_name, part) for input_name, parts in made.items() for part in parts}
+    parts_by_input = input_names(name, msgspec.convert(options, Feature))
+    return {(input_name, part) for input_name, parts in parts_by_input.items() for part in parts}
 
 
 def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
@@ -197,9 +197,9 @@ def _text(profile: Profile) -> tuple[dict[str, Any], str]:
     dates = sum(rows for text, rows in profile.top if re.fullmatch(r"\d{4}-\d{2}-\d{2}.*", str(text)))
     if dates and dates == sum(rows for _, rows in profile.top):
         return {}, "dates as text: cast it to a date in transform, for date_parts"
-    others = [_OTHER_DATE.match(str(text)) for text, _ in profile.top]
-    if others and others[0] and all(others):
-        return {}, f"dates as text, such as {others[0][0]}: to_timestamp in transform makes a time of it, to split by"
+    matches = [_OTHER_DATE.match(str(text)) for text, _ in profile.top]
+    if matches and matches[0] and all(matches):
+        return {}, f"dates as text, such as {matches[0][0]}: to_timestamp in transform makes a time of it, to split by"
     if median >= _LONG and profile.distinct > 0.2 * profile.present:
         length = min(256, max(8, -(-most // 8) * 8))
         return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"

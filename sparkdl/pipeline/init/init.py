@@ -155,11 +155,11 @@ def _opened(table: str, spark: SparkSession | None) -> Rows:
 def _check_names(names: Sequence[str]) -> None:
     double = [name for name, count in Counter(name.lower() for name in names).items() if count > 1]
     if double:
-        same = [name for name in names if name.lower() == double[0]]
-        raise SchemaError(f"the columns {same} differ by case alone, which Spark does not tell apart: rename one")
-    taken = sorted(OWN & set(names))
-    if taken:
-        raise SchemaError(f"the table has a column {taken[0]!r}, a name that pipelines use themselves: rename it")
+        spellings = [name for name in names if name.lower() == double[0]]
+        raise SchemaError(f"the columns {spellings} differ by case alone, which Spark does not tell apart: rename one")
+    reserved = sorted(OWN & set(names))
+    if reserved:
+        raise SchemaError(f"the table has a column {reserved[0]!r}, a name that pipelines use themselves: rename it")
 
 
 def _without_future(when: When, present: dict[str, int]) -> When:
@@ -169,12 +169,12 @@ def _without_future(when: When, present: dict[str, int]) -> When:
 
 
 def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: Key, when: When) -> list[Choice]:
-    taken = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
+    role_by_column = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
     if when.column is not None and profiles[when.column].kind != "when":
-        taken[when.column] = "says when a row happened"
-    if when.column in taken and profiles[str(when.column)].kind == "when":
-        del taken[str(when.column)]  # part of the key, and its weekday may say something all the same
-    choices = choose(profiles, sample.rows, label, taken, when.column)
+        role_by_column[when.column] = "says when a row happened"
+    if when.column in role_by_column and profiles[str(when.column)].kind == "when":
+        del role_by_column[str(when.column)]  # part of the key, and its weekday may say something all the same
+    choices = choose(profiles, sample.rows, label, role_by_column, when.column)
     if not any(choice.options for choice in choices):
         raise SchemaError(
             f"no column can tell anything about {label.name!r}: "
@@ -189,10 +189,10 @@ def _unlabelled(sample: Sample, when: When, label: str) -> int:
     has_label = pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
     if when.column is None or pc.all(has_label).as_py():
         return 0
-    seen = count_hours([sample.rows.select([when.column])])
+    hours = count_hours([sample.rows.select([when.column])])
     labelled = count_hours([sample.rows.filter(has_label).select([when.column])])
     size = 13 if when.every == "hour" else 10
-    newest, last = max(name[:size] for name in seen), max((name[:size] for name in labelled), default="")
+    newest, last = max(name[:size] for name in hours), max((name[:size] for name in labelled), default="")
     if not last:
         return 0
     return (datetime.fromisoformat(newest) - datetime.fromisoformat(last)) // timedelta(hours=1)

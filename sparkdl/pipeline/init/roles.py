@@ -100,10 +100,11 @@ def looks_like_an_id(name: str) -> bool:
 
 def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Label) -> Key:
     """Find the key: a candidate by name and by the sample, and then by counting all rows."""
-    own = prediction_columns({label.name: label.type})  # beside which the key stands
+    prediction_names = prediction_columns({label.name: label.type})  # beside which the key stands
     may_be = [
         profile for profile in profiles.values()
-        if _tells_apart(profile) and profile.name not in (label.name, when.column) and profile.name.lower() not in own
+        if _tells_apart(profile) and profile.name not in (label.name, when.column)
+        and profile.name.lower() not in prediction_names
     ]  # fmt: skip
     single = sorted(
         (profile for profile in may_be if _is_unique(profile)), key=lambda profile: not _ID.match(profile.name)
@@ -115,13 +116,13 @@ def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Lab
             why = f"{profile.name} is unique in the rows that were looked at; there are too many to count them all"
             return Key(columns=(), why=why)
         if counted.unique:
-            seen = f"{count_of(counted.rows, 'row')}, {count_of(counted.distinct, 'different value')}, none missing"
-            return Key(columns=(profile.name,), why=f"counted: {seen}")
+            evidence = f"{count_of(counted.rows, 'row')}, {count_of(counted.distinct, 'different value')}, none missing"
+            return Key(columns=(profile.name,), why=f"counted: {evidence}")
         tried.append(f"{profile.name} has {counted.distinct:,} different values in {counted.rows:,} rows")
     ids = [
         profile for profile in may_be if looks_like_an_id(profile.name) and not profile.missing and profile.distinct > 1
     ]
-    time = when.column if when.column and when.column.lower() not in own else None
+    time = when.column if when.column and when.column.lower() not in prediction_names else None
     for profile in sorted(ids, key=lambda profile: -profile.distinct)[:2] if time else ():
         counted = rows.count([profile.name, str(time)])
         if counted is not None and counted.unique:
@@ -241,8 +242,8 @@ def find_label(profiles: Mapping[str, Profile], column: str | None, task: str | 
         return _label_of(profiles[column], "as you said", task)
     names = {name.lower(): name for name in profiles}
     named = [names[name] for name in _LABELS if name in names]
-    rest = [name for name in reversed(list(profiles)) if not looks_like_an_id(name) and name not in named]
-    for name in [*named, *rest]:
+    other_names = [name for name in reversed(list(profiles)) if not looks_like_an_id(name) and name not in named]
+    for name in [*named, *other_names]:
         why = "by its name" if name in named else "the last column that can be one: say --label if another is meant"
         try:
             return _label_of(profiles[name], why, task)
@@ -265,11 +266,11 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     fractions = profile.kind == "number" and not pa.types.is_integer(profile.type)
     values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])
     gap = f", {profile.gap}: such rows are predicted, and not learned from" if profile.gap else ""
-    seen = f"{why}: {count_of(profile.distinct, 'value')}{gap}"
+    evidence = f"{why}: {count_of(profile.distinct, 'value')}{gap}"
     classes_fit = profile.whole or profile.kind != "number"
     if (task == "regression" and profile.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
         raise DataError(
-            f"the label {profile.name!r} is {profile.type}, {seen}: it cannot be {task}, leave --label-type out"
+            f"the label {profile.name!r} is {profile.type}, {evidence}: it cannot be {task}, leave --label-type out"
         )
     if (task == "binary") != (profile.distinct == 2) and task in ("binary", "multiclass"):
         raise DataError(
@@ -277,7 +278,7 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
         )
     if profile.distinct == 2 and classes_fit and task != "regression":
         return Label(
-            name=profile.name, options=_binary(profile), why=f"{seen}: {values}",
+            name=profile.name, options=_binary(profile), why=f"{evidence}: {values}",
             cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
     few = profile.distinct <= MAX_CLASSES and profile.top[-1][1] >= 2
@@ -298,15 +299,15 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
             {"type": "multiclass", "classes": classes} if profile.distinct <= MAX_CLASSES else {"type": "multiclass"}
         )
         return Label(
-            name=profile.name, options=options, why=f"{seen}: {values}{', ...' if profile.distinct > 5 else ''}",
+            name=profile.name, options=options, why=f"{evidence}: {values}{', ...' if profile.distinct > 5 else ''}",
             cast=f"try_cast({column} AS BIGINT)" if fractions else "", question=question,
         )  # fmt: skip
-    sound = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
-    other = "; write multiclass if they are classes" if profile.whole and profile.distinct <= MAX_CLASSES else ""
-    why = f"{seen}, {profile.span}{other}"
+    check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
+    hint = "; write multiclass if they are classes" if profile.whole and profile.distinct <= MAX_CLASSES else ""
+    why = f"{evidence}, {profile.span}{hint}"
     return Label(
         name=profile.name, options={"type": "regression"}, why=why, question=question,
-        sound=sound if pa.types.is_floating(profile.type) and "${" not in profile.name else "",  # Spark fills it in
+        sound=check if pa.types.is_floating(profile.type) and "${" not in profile.name else "",  # Spark fills it in
     )  # fmt: skip
 
 

@@ -56,10 +56,10 @@ def plan_for(rows: int, when: When, unlabelled: int = 0, copies: float = 0.0) ->
         copies: the share of rows of which another one says the same of all columns but the label; 0 with a key.
     """
     by_time = _by_time(rows, when, unlabelled) if when.column is not None else None
-    split, held, why = by_time if by_time is not None else _by_hash(rows, when, copies)
-    train_rows = max(1, rows - (3 if "test" in split else 2) * held)
-    least = None if held >= 2 * _ENOUGH else max(5, held // 2)
-    return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held)
+    split, held_out_rows, why = by_time if by_time is not None else _by_hash(rows, when, copies)
+    train_rows = max(1, rows - (3 if "test" in split else 2) * held_out_rows)
+    least = None if held_out_rows >= 2 * _ENOUGH else max(5, held_out_rows // 2)
+    return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held_out_rows)
 
 
 def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int, str]:
@@ -73,11 +73,11 @@ def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int,
     tested = "" if "test" in shares else f"; {_NO_TEST}"
     few = f"{rows:,} rows are few, so more of them are held out: " if small else ""
     reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
-    held = int(rows * shares["validate"])
+    held_out_rows = int(rows * shares["validate"])
     if copies < _COPIES:
-        return {"by": "hash", **shares}, held, f"{few}{reason}{tested}"
+        return {"by": "hash", **shares}, held_out_rows, f"{few}{reason}{tested}"
     alike = f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
-    return {"by": "hash", "copies": "spread", **shares}, held, f"{few}{reason}{tested}{alike}"
+    return {"by": "hash", "copies": "spread", **shares}, held_out_rows, f"{few}{reason}{tested}{alike}"
 
 
 def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, str] | None:
@@ -96,15 +96,15 @@ def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], in
             continue
         total = max(1, sum(when.windows.values()))
         parts = {"validate": windows.validation, "test": windows.testing, "train": windows.training}
-        held = {name: int(rows * sum(when.windows[window] for window in part) / total) for name, part in parts.items()}
-        if test and (min(held["validate"], held["test"]) < _ENOUGH or held["train"] < 2 * held["test"]):
+        sizes = {name: int(rows * sum(when.windows[window] for window in part) / total) for name, part in parts.items()}
+        if test and (min(sizes["validate"], sizes["test"]) < _ENOUGH or sizes["train"] < 2 * sizes["test"]):
             continue  # so few rows would judge nothing
-        if held["validate"] < _LEAST:
+        if sizes["validate"] < _LEAST:
             return None
         lengths = {"validate": validate, **({"test": test} if test else {}), "score": score}
         split = {"by": "time", "train": "all", **{name: _duration(length, when) for name, length in lengths.items()}}
         why = f"{when.why}: the newest are scored, those before judge{late}"
-        return split, held["test" if test else "validate"], why if test else f"{why}; {_NO_TEST}"
+        return split, sizes["test" if test else "validate"], why if test else f"{why}; {_NO_TEST}"
     return None
 
 

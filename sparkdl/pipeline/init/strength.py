@@ -122,11 +122,11 @@ class Labelled:
             predicted[:, output] = level[groups[cut:]]
             if x is not None:  # least squares in each group, about its own means
                 middle = np.bincount(first_groups, x[:cut], count) / np.maximum(rows, 1)
-                own = np.bincount(first_groups, target, count) / np.maximum(rows, 1)
-                distance, deviation = x[:cut] - middle[first_groups], target - own[first_groups]
+                target_means = np.bincount(first_groups, target, count) / np.maximum(rows, 1)
+                distance, deviation = x[:cut] - middle[first_groups], target - target_means[first_groups]
                 square = np.bincount(first_groups, distance**2, count)
                 slope = np.bincount(first_groups, distance * deviation, count) / np.where(square > 0, square, 1.0)
-                line = own[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
+                line = target_means[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
                 predicted[:, output] = np.where(rows[groups[cut:]] >= _PRIOR, line, predicted[:, output])
         return predicted, self.targets[cut:]
 
@@ -196,8 +196,8 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[st
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
     like = np.abs(centred / length @ (centred / length).T)
     for second, first in zip(*np.nonzero(np.tril(like, -1) >= _SAME), strict=True):
-        same = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
-        if same and names[first] not in duplicates:
+        has_same_gaps = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
+        if has_same_gaps and names[first] not in duplicates:
             duplicates.setdefault(
                 names[second], f"nearly the same as {names[first]}, with one order: one of them is enough"
             )

@@ -221,8 +221,8 @@ class ParquetRows(Rows):
         whole = sampled.num_rows == total
         of = f"{total:,} rows" if total is not None else f"about {self.about:,} rows"
         parts = f"{count_of(len(chosen), 'place')} all over {count_of(len(self._files), 'file')}"
-        seen = f"all {of}" if whole else f"{sampled.num_rows:,} of {of}, from {parts}"
-        return Sample(rows=sampled, total=total, whole=whole, seen=seen)
+        coverage = f"all {of}" if whole else f"{sampled.num_rows:,} of {of}, from {parts}"
+        return Sample(rows=sampled, total=total, whole=whole, seen=coverage)
 
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Read these columns of every file."""
@@ -302,8 +302,8 @@ class CatalogRows(Rows):
         whole = total <= SAMPLE_ROWS
         drawn = self._frame if whole else self._frame.sample(min(1.0, 1.1 * SAMPLE_ROWS / total), seed=0)
         rows = drawn.limit(SAMPLE_ROWS).toArrow()
-        seen = f"all {total:,} rows" if whole else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
-        return Sample(rows=_plain(rows), total=total, whole=whole, seen=seen)
+        coverage = f"all {total:,} rows" if whole else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
+        return Sample(rows=_plain(rows), total=total, whole=whole, seen=coverage)
 
     def hours(self, column: str) -> Mapping[str, int]:
         """Let Spark count."""

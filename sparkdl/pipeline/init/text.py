@@ -65,13 +65,13 @@ class _TextRows(Rows):
 
     def _chosen_blocks(self) -> Iterator[tuple[str, bytes, bool]]:
         if self._packed or self._bytes <= _WHOLE:
-            left = _WHOLE
+            room = _WHOLE
             for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
-                lines, whole = first_lines(file, left if not self._packed else max(_BLOCK, left // len(self._files)))
-                left -= len(lines)
+                lines, whole = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
+                room -= len(lines)
                 self._whole_files += whole
                 yield file, lines, True
-                if left <= 0:
+                if room <= 0:
                     return
             return
         step = max(1, len(self._files) // _BLOCKS)
@@ -116,8 +116,8 @@ class _TextRows(Rows):
         whole = self._whole and rows.num_rows == read
         total = read if self._whole else None
         of = f"{total:,} rows" if total is not None else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
-        seen = f"all {of}" if whole else f"{rows.num_rows:,} rows, from places all over the {of}"
-        return Sample(rows=rows, total=total, whole=whole, seen=seen)
+        coverage = f"all {of}" if whole else f"{rows.num_rows:,} rows, from places all over the {of}"
+        return Sample(rows=rows, total=total, whole=whole, seen=coverage)
 
     def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
         for name, value in partition_values(file).items():
@@ -205,7 +205,7 @@ class CsvRows(_TextRows):
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row, as texts."""
-        own = [name for name in columns if name in self._names]
+        names = [name for name in columns if name in self._names]
         for file in self._files:
             with Storage.of(file).open_input() as stream:
                 reader = pacsv.open_csv(
@@ -218,7 +218,7 @@ class CsvRows(_TextRows):
                         delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip"
                     ),
                     pacsv.ConvertOptions(
-                        column_types=dict.fromkeys(own, pa.string()), include_columns=own or self._names[:1],
+                        column_types=dict.fromkeys(names, pa.string()), include_columns=names or self._names[:1],
                         null_values=[""], strings_can_be_null=True,
                     ),
                 )  # fmt: skip
@@ -252,21 +252,21 @@ class JsonRows(_TextRows):
         """These columns of every row, as texts."""
         for file in self._files:
             with Storage.of(file).open_input() as stream:
-                text, rest = unpacked(stream, file), b""
+                text, tail = unpacked(stream, file), b""
                 while data := text.read(1 << 24):
-                    lines, _, rest = (rest + bytes(data)).rpartition(b"\n")
+                    lines, _, tail = (tail + bytes(data)).rpartition(b"\n")
                     yield self._table(file, lines, columns)
-                if rest.strip():
-                    yield self._table(file, rest, columns)
+                if tail.strip():
+                    yield self._table(file, tail, columns)
 
     def _table(self, file: str, data: bytes, columns: Sequence[str]) -> pa.Table:
         rows = list(_objects(file, data))
-        own = {
+        arrays_by_name = {
             name: pa.array([None if row.get(name) is None else str(row[name]) for row in rows], pa.string())
             for name in columns
             if name not in partition_values(file)
         }
-        table = pa.table(own) if own else pa.table({_ROW: pa.nulls(len(rows))})
+        table = pa.table(arrays_by_name) if arrays_by_name else pa.table({_ROW: pa.nulls(len(rows))})
         return self._with_partitions(table, file).select(list(columns))
 
 
@@ -323,9 +323,9 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
     columns_by_text: Counter[str] = Counter()
     for column in columns:
         number = pc.match_substring_regex(column, _NUMBER)
-        other = pc.unique(column.filter(pc.invert(number))) if _any(number) else pa.array([], pa.string())
-        if len(other) == 1 and other[0].as_py() in _NOTHING:
-            columns_by_text[other[0].as_py()] += 1
+        non_numbers = pc.unique(column.filter(pc.invert(number))) if _any(number) else pa.array([], pa.string())
+        if len(non_numbers) == 1 and non_numbers[0].as_py() in _NOTHING:
+            columns_by_text[non_numbers[0].as_py()] += 1
     return columns_by_text.most_common(1)[0][0] if columns_by_text else None
 
 

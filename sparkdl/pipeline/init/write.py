@@ -136,10 +136,10 @@ def _features(draft: Draft) -> list[str]:
         if choice.options:
             warning = f"WARNING, {choice.warning}; " if choice.warning else ""
             lines += line(choice.name, _options(choice), f"{warning}{choice.why}", 2)
-    left = [choice for choice in draft.choices if not choice.options]
-    if left:
+    omitted_choices = [choice for choice in draft.choices if not choice.options]
+    if omitted_choices:
         lines.append("  # left out:")
-    return [*lines, *(f"  # {key(choice.column)}  {comment(choice.why)}" for choice in left)]
+    return [*lines, *(f"  # {key(choice.column)}  {comment(choice.why)}" for choice in omitted_choices)]
 
 
 def _options(choice: Choice) -> Any:
@@ -212,16 +212,16 @@ def _publish(draft: Draft) -> list[str]:
 
 def _rest(draft: Draft) -> list[str]:
     lines = []
-    kept = draft.label.name.lower() not in prediction_columns({draft.label.name: draft.label.type})
-    if not draft.key.columns and kept:
+    is_keepable = draft.label.name.lower() not in prediction_columns({draft.label.name: draft.label.type})
+    if not draft.key.columns and is_keepable:
         lines += line("score", {"keep": [draft.label.name]}, "there is no key that tells predictions apart")
-    seen = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
+    input_columns = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
     few = (
         profile
         for profile in draft.profiles.values()
         if profile.kind in ("text", "bool") and 2 <= profile.distinct <= 20
     )
-    slices = [profile.name for profile in few if profile.name in seen]
+    slices = [profile.name for profile in few if profile.name in input_columns]
     if slices:
         lines += line("report", {"slices": slices[:3]}, "the error, by values of these")
     return lines
