@@ -147,9 +147,9 @@ def decided(run: Run) -> Drifted:
         reason = f"version {champion.version} was trained on all windows that there are"
         return Drifted(against=champion.version, action="none", reason=reason)
     receipts = state.receipts.of("drift")
-    wanted = DriftStep().wanted(run)
+    keys = DriftStep().wanted(run)
     looked = {
-        name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == wanted[name]
+        name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == keys[name]
     }
     windows = {name: result.drift for name, result in looked.items() if result.drift is not None}
     problem = next((result.problem for result in looked.values() if result.problem), "")
@@ -213,14 +213,14 @@ def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names:
     expected, limits = counts_of(options, reference), limits_of(project.spec.drift)
     named = sum(len(statistics.values) for statistics in reference.values())
     at_once = max(1, _VALUES_AT_ONCE // max(1, named))
-    both = {name: (options[name], reference[name]) for name in options}
+    feature_statistics = {name: (options[name], reference[name]) for name in options}
     drift_by_window: dict[str, Drift] = {}
     for first in range(0, len(names), at_once):
         chunk = names[first : first + at_once]
         rows = clean.where(F.col(WINDOW).isin(*chunk))
-        counted = window_statistics(rows, WINDOW, both, features.functions)
+        by_window = window_statistics(rows, WINDOW, feature_statistics, features.functions)
         drift_by_window |= {
-            name: compare(expected, counts_of(options, counted[name]), limits) for name in chunk if name in counted
+            name: compare(expected, counts_of(options, by_window[name]), limits) for name in chunk if name in by_window
         }
     return drift_by_window
 
@@ -232,9 +232,9 @@ def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str
     features = features_of(read_bundle(champion.uri), project.trusted)
     if features is None:
         raise BundleError("it carries no statistics of its training rows, so no pipeline has trained it")
-    asked = [feature for feature in features.fitted if feature.name not in project.spec.drift.ignore]
-    readable = tuple(feature for feature in asked if feature.options.source(feature.name) in columns)
-    gone = [feature.name for feature in asked if feature not in readable]
+    compared_features = [feature for feature in features.fitted if feature.name not in project.spec.drift.ignore]
+    readable = tuple(feature for feature in compared_features if feature.options.source(feature.name) in columns)
+    gone = [feature.name for feature in compared_features if feature not in readable]
     if not readable:
         raise SchemaError(
             f"its features {', '.join(gone[:5])} read columns that are gone, the rows have {list(columns)}"

@@ -71,14 +71,14 @@ class EvaluateStep(Step):
         versions = state.registry.list(str(spec.publish.name))
         rival = next((version for version in versions if version.version == against), None)  # or it was removed since
         with unless_labels_are_missing(project, state, parts):
-            rows, count, seen = _judging(run, clean, parts, prepared, rival)
+            rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
             training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
             judging = with_last_values(rows, training, spec, prepared.labels)
             champion = None if rival is None else rival.uri
             trained = trained_now(project, state, parts)
 
             def judge() -> Evaluated:
-                return evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen)
+                return evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen_reason)
 
             def rows_for_trees() -> TreeRows | Boosted | None:
                 if spec.train.baseline == "off":
@@ -242,15 +242,15 @@ def _judging(
         record.rows["test"] = count = labelled_rows.count()
     trained = trained_of(run.state.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
-    new = None if trained is None else unseen_rows(labelled_rows, spec, taught, trained.split)
-    if rival is None or new is None:
+    unseen = None if trained is None else unseen_rows(labelled_rows, spec, taught, trained.split)
+    if rival is None or unseen is None:
         return labelled_rows, count, ""
-    fewer = labelled_rows.where(new)
-    if left := fewer.count():
-        logger.info("%d of %d rows judge: version %d was trained on the others", left, count, rival.version)
-        return fewer, left, ""
-    seen = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
-    why = f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion"
+    judging_rows = labelled_rows.where(unseen)
+    if unseen_count := judging_rows.count():
+        logger.info("%d of %d rows judge: version %d was trained on the others", unseen_count, count, rival.version)
+        return judging_rows, unseen_count, ""
+    seen_windows = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
+    why = f"version {rival.version} was trained on {seen_windows}: no row judges both, and it stays the champion"
     return labelled_rows, count, why
 
 
@@ -271,14 +271,14 @@ def _published(project: Project, state: State, parts: Parts, champion: ModelVers
         parameters=chosen_settings(project.file.resolved(), trained.settings),
         publication=str(train_key(project, state, parts)),
     ).version
-    now = champion.version if champion is not None else None
-    if now == version:
+    current_version = champion.version if champion is not None else None
+    if current_version == version:
         reason = decision.reason if decision.promote else "it is the champion already"
         return Published(version=version, promoted=True, reason=reason, against=against)
     if not decision.promote:
         return Published(version=version, promoted=False, reason=decision.reason, against=against)
     try:
-        state.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
+        state.registry.set_alias(name, alias, version, expected=current_version, reason=decision.reason)
     except FencedError:
         raise
     except ConflictError as error:

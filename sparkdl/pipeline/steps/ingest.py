@@ -354,8 +354,8 @@ def check_columns(spark: SparkSession, project: Project, state: State) -> None:
     """
     with source_errors():
         rows = read_rows(spark, project.source, state.snapshot)
-        after = None if project.spec.transform is None else _types(transformed(spark, project.file, rows))
-        project.file.check_columns(_types(rows), after)
+        transformed_types = None if project.spec.transform is None else _types(transformed(spark, project.file, rows))
+        project.file.check_columns(_types(rows), transformed_types)
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:

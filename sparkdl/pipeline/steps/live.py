@@ -182,7 +182,7 @@ def _errors(
     label = labels.labels[labels.names.index(name)]
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
     prefix = "" if len(labels.names) == 1 else f"{name}_"
-    outputs = [f"{prefix}{one}" for one in (map(quantile_column, label.levels) if label.levels else [column])]
+    outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
     chunk: list[_Predictions] = []
     rows = 0
     for predictions in windows:
@@ -226,8 +226,8 @@ def _measured(
     metric = spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type]
     for predictions in windows:
         window = predictions.window
-        seen = all_rows_scored or window in trained_on
-        yield window, _error(predictions, label, rows_by_window.get(window, rows.head(0)), seen, metric, summary)
+        is_taught = all_rows_scored or window in trained_on
+        yield window, _error(predictions, label, rows_by_window.get(window, rows.head(0)), is_taught, metric, summary)
 
 
 def _joined(
@@ -250,15 +250,15 @@ def _joined(
         raise SchemaError(f"the table of predictions has no column {absent[0]!r}, but {predictions.columns}")
     if label.name not in clean.columns:
         raise SchemaError(f"the rows have no label {label.name!r}, but {clean.columns}")
-    made = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
+    version_predictions = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
     most = max(predictions.scored.rows for predictions in predicted)
     if most > label.most_measured:
         hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
-        made = made.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
+        version_predictions = version_predictions.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
     keys = [f"_key_{position}" for position in range(len(key))]
     columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
     output = F.array(*[F.col(quoted(name)) for name in outputs]) if label.levels else F.col(quoted(outputs[0]))
-    made = made.select(WINDOW, *columns, output.alias("_output"))
+    version_predictions = version_predictions.select(WINDOW, *columns, output.alias("_output"))
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     actual = clean.where(F.col(WINDOW).isin(*windows)).select(
         WINDOW,
@@ -267,7 +267,7 @@ def _joined(
         encoded(label.name, label).cast("double").alias("_label"),
         weight.alias("_weight"),
     )
-    return made.join(actual, on=[WINDOW, *keys]).drop(*keys)
+    return version_predictions.join(actual, on=[WINDOW, *keys]).drop(*keys)
 
 
 def _error(

@@ -123,7 +123,7 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
     since, and, of any split, those that were scored and have no rows any more.
     """
     part, content = project.spec.score.window, state.content(labels=False)
-    asked = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
+    part_windows = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
     receipts = scored_windows(project, state)
     scored = {name: receipt.read(Scored).content for name, receipt in receipts.items() if receipt.key}
 
@@ -131,10 +131,10 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
         return content[name] != scored.get(name) if name in receipts else content[name] != ""
 
     owed = {name for name, rows in content.items() if rows == "" and owes(name)}
-    if receipts and asked and isinstance(project.spec.split, TimeSplit) and NO_TIME not in asked:
-        first, last = min(receipts), max(asked)
+    if receipts and part_windows and isinstance(project.spec.split, TimeSplit) and NO_TIME not in part_windows:
+        first, last = min(receipts), max(part_windows)
         owed |= {name for name in content if first <= name < last and owes(name)}
-    return tuple(sorted({*owed, *asked}))
+    return tuple(sorted({*owed, *part_windows}))
 
 
 def _parts(run: Run) -> Parts:
@@ -154,17 +154,17 @@ def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence
 
     project = run.project
     spec, table = project.spec, Table(str(project.spec.score.target))
-    kept = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
-    absent = [name for name in kept if name not in rows.columns]
+    kept_columns = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
+    absent = [name for name in kept_columns if name not in rows.columns]
     if absent:
         raise SchemaError(f"score.keep names {absent[0]!r}, the rows have {rows.columns}: name one of these")
     labels = labels_of(champion.uri)
     names = [f"_output_{n}" for n in range(len(labels.names))]
     chosen = rows.where(F.col(WINDOW).isin(*todo))
     config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    keep = [WINDOW, *kept]
+    keep = [WINDOW, *kept_columns]
     scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=project.trusted)
-    columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
+    columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept_columns]]
     for label, name in zip(labels, names, strict=True):
         columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
     columns += [
@@ -181,8 +181,8 @@ def _replaced(state: State, table: Table, frame: DataFrame, todo: Sequence[str])
 
     windows = [{WINDOW: name} for name in todo]
     table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=state.transaction())
-    counted = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
-    return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
+    row_counts = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
+    return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in row_counts}
 
 
 def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | None) -> DataFrame:
@@ -196,12 +196,12 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     columns = table.columns() if table.exists() else []
     if not set(columns) >= _OWN:
         return frame
-    added = [name for name in frame.columns if name not in columns]
-    if added:
-        more = to_arrow_schema(frame.select(*map(quoted, added)).schema, timezone="UTC")
-        table.append(more.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
-    gone = {field.name: from_arrow_type(field.type) for field in table.schema() if field.name not in frame.columns}
-    return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in gone.items()}) if gone else frame
+    new_names = [name for name in frame.columns if name not in columns]
+    if new_names:
+        schema = to_arrow_schema(frame.select(*map(quoted, new_names)).schema, timezone="UTC")
+        table.append(schema.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
+    absent = {field.name: from_arrow_type(field.type) for field in table.schema() if field.name not in frame.columns}
+    return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in absent.items()}) if absent else frame
 
 
 def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:

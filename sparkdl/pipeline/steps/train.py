@@ -75,8 +75,8 @@ class TrialStep(Step):
     def tell(self, run: Run) -> None:
         """Which trials of the search earlier runs have made."""
         noted = {note.key for note in run.notes if note.name == self.name}
-        kept = [key for key in self.wanted(run) if key not in noted]
-        run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept]
+        kept_keys = [key for key in self.wanted(run) if key not in noted]
+        run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]
 
 
 class _TrialResults:
@@ -172,10 +172,10 @@ class TrainStep(Step):
         record.trained = trained_now(run.project, run.state, parts)
         if record.drift is not None and record.drift.action == "retrain":
             newest = (parts.test or parts.validate)[-1]
-            made = any(note.name == self.name and not note.kept for note in run.notes)
+            has_trained = any(note.name == self.name and not note.kept for note in run.notes)
             text = (
                 f"trained again, with all rows up to {newest}"
-                if made
+                if has_trained
                 else f"nothing can change, since a model was trained on all rows up to {newest} already"
             )
             record.drift = replace(record.drift, reason=f"{record.drift.reason}; {text}")
