@@ -299,6 +299,6 @@ def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: 
     from pyspark.sql import functions as F
 
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
-    added = [encoded(label.name, label).cast("double").alias("_label"), weight.alias("_weight")]
+    label_and_weight = [encoded(label.name, label).cast("double").alias("_label"), weight.alias("_weight")]
     with task_errors():
-        return frame.select(*[F.col(quoted(name)) for name in (*features.columns, *more)], *added).toArrow()
+        return frame.select(*[F.col(quoted(name)) for name in (*features.columns, *more)], *label_and_weight).toArrow()

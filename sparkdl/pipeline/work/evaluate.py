@@ -133,13 +133,13 @@ def evaluate(
         DataError: there are no rows, or predictions are missing.
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    frame, kept = held_out(rows, spec, label, count)
+    frame, kept_columns = held_out(rows, spec, label, count)
     challenger_column = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
     options = {"config": config, "trusted": trusted}
     table, champion_column, champion_label, error = _predicted(
-        scored, [*kept, challenger_column], label, None if seen else champion, options
+        scored, [*kept_columns, challenger_column], label, None if seen else champion, options
     )
     classes = list(dict.fromkeys([*label.classes, *champion_label.classes]))
     outputs = [(numbers(table[challenger_column]), label)]
@@ -271,8 +271,8 @@ def _predicted(
     try:
         champion_label, position, outputs = _champions(champion, label)
         names = [f"_champion_{n}" for n in range(outputs)]
-        both = score(scored, champion, output_columns=names, **options)
-        return _collected(both, [*kept, names[position]]), names[position], champion_label, ""
+        scored_by_both = score(scored, champion, output_columns=names, **options)
+        return _collected(scored_by_both, [*kept, names[position]]), names[position], champion_label, ""
     except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
         return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
 
@@ -293,9 +293,9 @@ def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
     slices = {f"_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
-    added = {"_group": group, "_label": encoded(label.name, label), **slices}
+    judging_columns = {"_group": group, "_label": encoded(label.name, label), **slices}
     last = [_LAST] if _LAST in rows.columns else []
-    return rows.withColumns(added), list(dict.fromkeys([*added, *weight, *last]))
+    return rows.withColumns(judging_columns), list(dict.fromkeys([*judging_columns, *weight, *last]))
 
 
 def drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int) -> DataFrame:
@@ -326,13 +326,15 @@ def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
     if label.name not in labels.names:
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
     position = labels.names.index(label.name)
-    theirs = labels.labels[position]
-    if theirs.type != label.type or (label.type == "binary" and set(theirs.classes) != set(label.classes)):
+    champion_label = labels.labels[position]
+    if champion_label.type != label.type or (
+        label.type == "binary" and set(champion_label.classes) != set(label.classes)
+    ):
         raise BundleError(
-            f"it predicts {theirs.name!r} as {theirs.type} {list(theirs.classes) or ''}, and the challenger as "
-            f"{label.type} {list(label.classes) or ''}"
+            f"it predicts {champion_label.name!r} as {champion_label.type} {list(champion_label.classes) or ''}, and "
+            f"the challenger as {label.type} {list(label.classes) or ''}"
         )
-    return theirs, position, len(labels.names)
+    return champion_label, position, len(labels.names)
 
 
 def _in_order(predictions: Floats, classes: Sequence[str], wanted: Sequence[str]) -> Floats:

@@ -84,17 +84,17 @@ class _Points:
     columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: list[list[Array]] = [[] for _ in self.columns]
+        arrays_by_column: list[list[Array]] = [[] for _ in self.columns]
         rows = 0
         for batch in batches:
-            for into, name, column in zip(held, self.columns, batch.columns, strict=True):
+            for into, name, column in zip(arrays_by_column, self.columns, batch.columns, strict=True):
                 into.append(numbers_of(name, column))
             rows += batch.num_rows
-            if rows * len(held) >= BLOCK_NUMBERS:
-                yield _points(held)
-                held, rows = [[] for _ in self.columns], 0
+            if rows * len(arrays_by_column) >= BLOCK_NUMBERS:
+                yield _points(arrays_by_column)
+                arrays_by_column, rows = [[] for _ in self.columns], 0
         if rows:
-            yield _points(held)
+            yield _points(arrays_by_column)
 
 
 def _points(columns: Sequence[Sequence[Array]]) -> pa.RecordBatch:

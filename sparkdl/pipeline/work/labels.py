@@ -191,19 +191,19 @@ def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
             invalid = invalid | F.isnan(number) | (F.abs(number) == float("inf"))
         counts.append(F.count_if(has_labels & invalid).alias(f"n{n}"))
         counts.append(F.max(F.when(has_labels & invalid, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
-    counted = rows.agg(F.count("*").alias("rows"), *counts).first()
-    assert counted is not None
-    if not counted["labelled"]:
-        raise _no_rows(part, counted["rows"])
+    totals = rows.agg(F.count("*").alias("rows"), *counts).first()
+    assert totals is not None
+    if not totals["labelled"]:
+        raise _no_rows(part, totals["rows"])
     for n, label in enumerate(labels):
-        if counted[f"n{n}"]:
+        if totals[f"n{n}"]:
             reason = "is no finite float32" if label.type == "regression" else "training never saw"
             remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
             raise DataError(
-                f"label {label.name!r}: {counted[f'n{n}']} of the rows to {part} have one that {reason}, such as "
-                f"{counted[f'v{n}']!r}: refuse them in expect{remedy}"
+                f"label {label.name!r}: {totals[f'n{n}']} of the rows to {part} have one that {reason}, such as "
+                f"{totals[f'v{n}']!r}: refuse them in expect{remedy}"
             )
-    return int(counted["rows"] - counted["labelled"])
+    return int(totals["rows"] - totals["labelled"])
 
 
 def check_weight(rows: DataFrame, weight: str, part: str) -> None:
@@ -221,14 +221,14 @@ def check_weight(rows: DataFrame, weight: str, part: str) -> None:
 
     number = F.col(quoted(weight)).try_cast("float")
     invalid = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
-    counted = rows.agg(F.count_if(invalid).alias("invalid"), F.max(number).alias("most")).first()
-    assert counted is not None
-    if counted["invalid"]:
+    totals = rows.agg(F.count_if(invalid).alias("invalid"), F.max(number).alias("most")).first()
+    assert totals is not None
+    if totals["invalid"]:
         raise DataError(
-            f"weight {weight!r} is missing, negative or not finite in {counted['invalid']} of the rows to {part}: "
+            f"weight {weight!r} is missing, negative or not finite in {totals['invalid']} of the rows to {part}: "
             f"refuse them in expect, with '{weight} >= 0'"
         )
-    if counted["most"] == 0:
+    if totals["most"] == 0:
         raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
 
 

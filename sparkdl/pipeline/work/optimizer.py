@@ -23,8 +23,8 @@ def make_optimizer(model: nn.Module, name: str, arguments: Mapping[str, float]) 
     parameters = list(model.parameters())
     whole = all(type(parameter.data) is torch.Tensor and parameter.is_floating_point() for parameter in parameters)
     fused = {"fused": True} if name != "sgd" and whole else {}
-    made: torch.optim.Optimizer = _OPTIMIZERS[name](parameters, **arguments, **fused)
-    return made
+    optimizer: torch.optim.Optimizer = _OPTIMIZERS[name](parameters, **arguments, **fused)
+    return optimizer
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Schedule:
         """What the rate is multiplied by at a step, from 0 on."""
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
-        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
         if self.decay == "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        return 1 - done if self.decay == "linear" else 1.0
+            return (1 + math.cos(math.pi * progress)) / 2
+        return 1 - progress if self.decay == "linear" else 1.0

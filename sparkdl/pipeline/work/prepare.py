@@ -142,14 +142,18 @@ def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Feat
         read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
     )
     labels = labels_of(champion.uri)
-    theirs = {feature.name: _without_size(feature.options) for feature in features.fitted}
-    wanted = {name: _without_size(options) for name, options in spec.features.items()}
-    differing = sorted(name for name in theirs.keys() | wanted.keys() if theirs.get(name) != wanted.get(name))
+    champion_options = {feature.name: _without_size(feature.options) for feature in features.fitted}
+    file_options = {name: _without_size(options) for name, options in spec.features.items()}
+    differing = sorted(
+        name
+        for name in champion_options.keys() | file_options.keys()
+        if champion_options.get(name) != file_options.get(name)
+    )
     their_labels = {label.name: label for label in labels}
-    same = {
+    same_labels = {
         name for name, label in spec.label.items() if name in their_labels and same_label(their_labels[name], label)
     }
-    differing += sorted(f"label {name}" for name in (their_labels.keys() | spec.label.keys()) - same)
+    differing += sorted(f"label {name}" for name in (their_labels.keys() | spec.label.keys()) - same_labels)
     if differing:
         raise ConfigError(
             f"train.start=champion: version {champion.version} was trained with other features or labels than the "

@@ -198,7 +198,7 @@ def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -
         ConfigError: every trial failed.
     """
     column = chosen_by(spec)
-    trials = tuple(_trial(settings, done, column) for settings, done in tried)
+    trials = tuple(_trial(settings, attempt, column) for settings, attempt in tried)
     chosen = _best(trials, higher=HIGHER_IS_BETTER.get(compared_by(spec) or "", False))
     best = tried[chosen][1].trained
     assert best is not None

@@ -95,13 +95,13 @@ def spark_statistics(
             by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
         reported = _bounded(by_task, features).collect()
     running = _merged([bytes(row["report"]) for row in reported if row["feature"] == _REPORT], list(features))
-    counted: list[list[tuple[str, int]]] = [[] for _ in features]
+    counts_by_feature: list[list[tuple[str, int]]] = [[] for _ in features]
     for _, position, value, times, _ in reported:
         if position != _REPORT:
-            counted[position].append((value, times))
+            counts_by_feature[position].append((value, times))
     statistics = {}
     for position, (name, options) in enumerate(features.items()):
-        values = top_values(counted[position], options) if isinstance(options, Encoded) else []
+        values = top_values(counts_by_feature[position], options) if isinstance(options, Encoded) else []
         statistics[name] = running.get("", _none(features))[name].result(
             quantiles.get(name, ()), values, quantiles_and_knots.get(name, ())[len(PROBABILITIES) :]
         )
@@ -135,8 +135,8 @@ def window_statistics(
     named = {name: frozenset(values) for name, values in vocabularies.items()}
     task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
     with task_errors():
-        counted = _raw(df, features, F.col(quoted(window))).mapInArrow(Chain((_flat, task)), _SCHEMA)
-        rows = _summed(counted).collect()
+        raw_counts = _raw(df, features, F.col(quoted(window))).mapInArrow(Chain((_flat, task)), _SCHEMA)
+        rows = _summed(raw_counts).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
     return {
@@ -279,12 +279,12 @@ class _Count:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         running: dict[str, _Found] = {}
-        counted: dict[str, list[Counter[str]]] = {}
+        counters_by_window: dict[str, list[Counter[str]]] = {}
         error = None
         try:
             for batch in promptly(batches):
                 for window, rows in _by_window(batch):
-                    values = counted.setdefault(window, [Counter() for _ in self.features])
+                    values = counters_by_window.setdefault(window, [Counter() for _ in self.features])
                     self._add(rows, running.setdefault(window, _none(self.features)), values)
                     for position, counter in enumerate(values):
                         if len(counter) > HELD_VALUES:
@@ -292,10 +292,10 @@ class _Count:
                             counter.clear()
         except (DataError, SchemaError) as cause:
             error = (type(cause).__name__, str(cause))
-            running, counted = {"": {}}, {}
+            running, counters_by_window = {"": {}}, {}
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        for window, by_feature in counted.items():
+        for window, by_feature in counters_by_window.items():
             for position, counter in enumerate(by_feature):
                 if counter:
                     yield _values(window, position, counter)

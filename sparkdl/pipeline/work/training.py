@@ -256,8 +256,8 @@ def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> No
 
 def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     if ":" in settings.optimizer:
-        own: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
-        return own
+        factory: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
+        return factory
     assert settings.learning_rate is not None
     arguments = {"lr": settings.learning_rate}
     if settings.weight_decay is not None:
