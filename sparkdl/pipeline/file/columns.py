@@ -72,20 +72,20 @@ def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
         yield _Use(("source", "key", position), column, False, _is_scalar, "numbers, texts or dates")
     if source.when is not None:
         key = "time" if source.time is not None else "partition"
-        fits, wanted = (_is_moment, "timestamps or texts") if source.every == "hour" else (_says_when, _WHEN)
+        fits, kinds = (_is_moment, "timestamps or texts") if source.every == "hour" else (_says_when, _WHEN)
         remedy = "name another column, or make one in the source"
-        yield _Use(("source", key), source.when, False, fits, wanted, remedy)
+        yield _Use(("source", key), source.when, False, fits, kinds, remedy)
 
 
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     for name, options in spec.features.items():
-        fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
+        fits, kinds = _FEATURES[str(type(options).__struct_config__.tag)]
         named = options.column is None
         path: Path = ("features", name) if named else ("features", name, "column")
-        yield _Use(path, options.source(name), named, fits, wanted)
+        yield _Use(path, options.source(name), named, fits, kinds)
     for name, label in spec.label.items():
-        fits, wanted = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
-        yield _Use(("label", name), name, True, fits, wanted)
+        fits, kinds = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
+        yield _Use(("label", name), name, True, fits, kinds)
     if spec.weight is not None:
         yield _Use(("weight",), spec.weight, False, _is_number, "numbers")
     if isinstance(spec.split, ColumnSplit):

@@ -121,7 +121,7 @@ def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features
 def _labels_and_weight_are_no_inputs(
     weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]
 ) -> Mistakes:
-    owners = {made: name for name, options in features.items() for made in input_names(name, options)}
+    owners = {input_name: name for name, options in features.items() for input_name in input_names(name, options)}
     columns: list[tuple[Path, str]] = [(("label", name), name) for name in label]
     if weight is not None and weight not in label:
         columns.append((("weight",), weight))
@@ -141,15 +141,15 @@ def _predictions_have_columns_of_their_own(
 ) -> Mistakes:
     types = {name: options.type for name, options in label.items()}
     levels = {name: options.quantiles for name, options in label.items()}
-    own = {name.lower() for name in prediction_columns(types, levels)}  # as in SQL
+    prediction_names = {name.lower() for name in prediction_columns(types, levels)}  # as in SQL
     for position, name in enumerate(score.keep):
-        if name.lower() in own:
+        if name.lower() in prediction_names:
             yield (
                 ("score", "keep", position),
                 f"={name!r} is a column that predictions have of their own: {_renamed(name)}, or leave it out",
             )
     for position, name in enumerate(source.key if score.window != "score" or not _scores_nothing(split) else ()):
-        if name.lower() in own:
+        if name.lower() in prediction_names:
             yield (
                 ("source", "key", position),
                 f"={name!r} is a column that predictions have of their own: rename it where it is read, with kind: sql "
@@ -192,12 +192,12 @@ def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: 
 
 
 def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Mistakes:
-    judged = label.get(publish.label or "") or next(iter(label.values()))
+    judged_label = label.get(publish.label or "") or next(iter(label.values()))
     if publish.label is not None and publish.label not in label:
         yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label, columns=True)}"
         return
-    possible = metrics_of(judged.type)
-    of = f"a label of type {judged.type!r}: choose one of {', '.join(possible)}"
+    possible = metrics_of(judged_label.type)
+    of = f"a label of type {judged_label.type!r}: choose one of {', '.join(possible)}"
     if len(label) > 1:
         of += f", or say publish.label, one of {', '.join(label)}"
     if publish.metric is not None and publish.metric not in possible:

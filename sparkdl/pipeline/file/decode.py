@@ -66,7 +66,7 @@ class Decoder:
                 continue
             self.problems.lines[*path, name] = node.entries[name].at
             names = [*fields, *filter(None, [kind.tag_field])]
-            absent = [other for other in names if other not in written and other not in invalid]
+            absent = [candidate for candidate in names if candidate not in written and candidate not in invalid]
             meant = nearest(name, absent) or nearest(name, names)
             instead = choices(name, [meant] if meant else fields)
             self._refuse((*path, name), f" is not a key of {dotted(path) or 'a pipeline'}: {instead}")

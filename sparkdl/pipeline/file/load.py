@@ -245,9 +245,9 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
     """The references, with those of places that follow from ``root``, ``name`` or a registry that names a variable."""
     root, name = references.get(("root",), spec.root), references.get(("name",), str(spec.name))
     derived: dict[Path, str] = {("publish", "name"): name} if spec.publish.name == spec.name else {}
-    for kept in _PLACES:
-        if getattr(spec.places, kept) == f"{spec.root}/{spec.name}/{kept}":
-            derived["places", kept] = f"{root}/{name}/{kept}"
+    for place in _PLACES:
+        if getattr(spec.places, place) == f"{spec.root}/{spec.name}/{place}":
+            derived["places", place] = f"{root}/{name}/{place}"
     derived |= references
     registry = derived.get(("publish", "registry"), derived.get(("places", "registry")))
     if registry is not None:
@@ -285,8 +285,8 @@ def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, l
         problems.add(line, f"sets {path} of a value that holds no keys: leave .{path} out")
         return value if node is None else node
     # an unknown key of a section is complained of with those of the file
-    rest = path[len(key) + 1 :]
-    entry = value if inner is None else _with_value(entries.get(key), inner, rest, value, line, problems)
+    inner_path = path[len(key) + 1 :]
+    entry = value if inner is None else _with_value(entries.get(key), inner, inner_path, value, line, problems)
     entries = {**entries, key: entry}
     return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, line)
 
@@ -374,7 +374,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
     source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
-    places = structs.replace(places, **{kept: getattr(places, kept) or f"{root}/{name}/{kept}" for kept in _PLACES})
+    places = structs.replace(places, **{place: getattr(places, place) or f"{root}/{name}/{place}" for place in _PLACES})
     publish = _moved(spec.publish, ("registry",), folder)
     publish = structs.replace(
         publish,
@@ -414,8 +414,8 @@ def _absolute(text: str) -> bool:
 def _joined(folder: str, text: str) -> str:
     if "://" not in folder:
         return os.path.normpath(os.path.join(folder, text))
-    scheme, _, rest = folder.partition("://")
-    return f"{scheme}://{posixpath.normpath(posixpath.join(rest, text))}"
+    scheme, _, location = folder.partition("://")
+    return f"{scheme}://{posixpath.normpath(posixpath.join(location, text))}"
 
 
 def _moved(section: Any, names: tuple[str, ...], folder: str) -> Any:

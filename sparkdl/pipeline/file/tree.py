@@ -151,13 +151,13 @@ def _syntax(cause: yaml.YAMLError, text: str, name: str) -> tuple[str, str]:
             f"holds a character that YAML does not allow ({getattr(cause, 'reason', cause)}): remove it",
         )
     lines = text.splitlines()
-    here = lines[mark.line] if mark.line < len(lines) else ""
-    if re.match(r" *\t", here):
+    faulty_line = lines[mark.line] if mark.line < len(lines) else ""
+    if re.match(r" *\t", faulty_line):
         return f"{name}:{mark.line + 1}", "is indented with a tab, which YAML does not allow: use spaces"
-    if re.search(r"[{\[,].*\$\{", here):
+    if re.search(r"[{\[,].*\$\{", faulty_line):
         return f"{name}:{mark.line + 1}", "has a ${NAME} between braces or brackets: put it into quotation marks"
     reason = getattr(cause, "problem", None) or str(cause)
-    return f"{name}:{mark.line + 1}", f"is no YAML ({reason}) at {_cut(here.strip())!r}: correct the line"
+    return f"{name}:{mark.line + 1}", f"is no YAML ({reason}) at {_cut(faulty_line.strip())!r}: correct the line"
 
 
 class _TooMuch(Exception):

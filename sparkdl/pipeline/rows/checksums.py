@@ -53,9 +53,9 @@ class RowChecksum:
         Raises:
             DataError: names the first window that lost or gained rows, and both counts.
         """
-        seen = self._seen.get
+        observation = self._seen.get
         marks = sum(zlib.crc32(str(window).encode()) * count for window, count in left.items())
-        if (seen["rows"], seen["marks"] or 0) == (sum(left.values()), marks):
+        if (observation["rows"], observation["marks"] or 0) == (sum(left.values()), marks):
             return
         counts = {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
         for name in sorted({*counts, *left}, key=str):
@@ -119,16 +119,16 @@ def check_hashes(todo: Mapping[str, str], outcomes_by_window: Mapping[str, Outco
         if not fingerprint or fingerprint in (AS_READ, outcomes.everything):  # empty: the source no longer holds it
             continue
         _, rows, _, _ = fingerprint.split(".")
-        what = (
+        difference = (
             f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
             "were judged: the source changed meanwhile"
         )
         if not alive:
             raise DataError(
-                f"{what}, or is not the same twice; run again, or let a function of yours return the same rows with a "
-                "window and without"
+                f"{difference}, or is not the same twice; run again, or let a function of yours return the same rows "
+                "with a window and without"
             )
-        logger.warning("%s; the next run reads the window once more", what)
+        logger.warning("%s; the next run reads the window once more", difference)
 
 
 def check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:

@@ -90,17 +90,17 @@ def validated(
         if expectation.action != "warn":
             no = broken[name] if expectation.action == "quarantine" else F.array_contains(BROKEN, name)
             reasons.append(F.when(no, F.lit(name)))
-    counted = F.array_compact(F.array(*named)) if named else F.array().cast("array<string>")
-    rows = frame.withColumn(BROKEN, counted).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
+    broken_names = F.array_compact(F.array(*named)) if named else F.array().cast("array<string>")
+    rows = frame.withColumn(BROKEN, broken_names).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
     if not key:
         return rows
     order = [F.col(OUTCOME) != KEPT, content_hash(frame)]
     if newest is not None:
         order.insert(1, F.col(quoted(newest)).desc_nulls_last())
     gathered = [name for name in (WINDOW, SALT) if name in frame.columns]  # so that rows are not moved once more
-    same = Window.partitionBy(*gathered, *[F.col(quoted(name)) for name in key]).orderBy(*order)
+    same_key = Window.partitionBy(*gathered, *[F.col(quoted(name)) for name in key]).orderBy(*order)
     keyed = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in key])
-    copy = keyed & (F.row_number().over(same) > 1)
+    copy = keyed & (F.row_number().over(same_key) > 1)
     return rows.withColumn(OUTCOME, F.when(copy, F.lit(DUPLICATE)).otherwise(F.col(OUTCOME)))
 
 

@@ -147,12 +147,12 @@ def parquet_rows(
 
 def _read_alike(spark: SparkSession, schema: pa.Schema) -> bool:
     """Whether Spark's settings let it read times as they are stored."""
-    wanted = {}
+    required_settings = {}
     if any(pa.types.is_temporal(kind) for kind in schema.types):
-        wanted["spark.sql.parquet.datetimeRebaseModeInRead"] = "CORRECTED"
+        required_settings["spark.sql.parquet.datetimeRebaseModeInRead"] = "CORRECTED"
     if any(pa.types.is_timestamp(kind) and kind.tz is None for kind in schema.types):
-        wanted["spark.sql.parquet.inferTimestampNTZ.enabled"] = "true"
-    return all(str(spark.conf.get(name)).lower() == value.lower() for name, value in wanted.items())
+        required_settings["spark.sql.parquet.inferTimestampNTZ.enabled"] = "true"
+    return all(str(spark.conf.get(name)).lower() == value.lower() for name, value in required_settings.items())
 
 
 def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:

@@ -139,19 +139,19 @@ def _outcomes(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> d
         columns: hashes of the rows' columns, with labels and without, which are part of them.
     """
     outcomes_by_window: dict[str, Outcomes] = {}
-    kept: dict[str, list[Hash]] = {}
-    everything: dict[str, list[Hash]] = {}
+    kept_hashes: dict[str, list[Hash]] = {}
+    all_hashes: dict[str, list[Hash]] = {}
     for window, outcome, rows, *hashes in (line for report in reports for line in report["sums"]):
         outcomes = outcomes_by_window.setdefault(window, Outcomes())
         outcomes.rows[outcome] = outcomes.rows.get(outcome, 0) + rows
-        for sums in (everything, kept) if outcome == KEPT else (everything,):
+        for sums in (all_hashes, kept_hashes) if outcome == KEPT else (all_hashes,):
             sums[window] = _together(sums.get(window, _NOTHING), hashes)
     for window, outcomes in outcomes_by_window.items():
-        outcomes.everything = _text(columns[0], outcomes.total, everything[window][0])
-        if window in kept:
+        outcomes.everything = _text(columns[0], outcomes.total, all_hashes[window][0])
+        if window in kept_hashes:
             outcomes.content, outcomes.unlabelled = (
                 _text(hash_of_columns, outcomes.rows[KEPT], folded)
-                for hash_of_columns, folded in zip(columns, kept[window], strict=True)
+                for hash_of_columns, folded in zip(columns, kept_hashes[window], strict=True)
             )
     for window, name, was_kept, rows in (line for report in reports for line in report["broken"]):
         outcomes = outcomes_by_window[window]
@@ -186,15 +186,15 @@ def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch
     for name, hashes in by_column.items():
         into = label_hashes if name in labels else inputs
         into += hashes
-    both = mixed(inputs + label_hashes), mixed(inputs)
+    hashed = mixed(inputs + label_hashes), mixed(inputs)
     groups = np.unique(codes)
     for code in groups.tolist():
         window, outcome = divmod(code, len(reasons.dictionary))
         key = named.dictionary[window].as_py(), reasons.dictionary[outcome].as_py()
         chosen = slice(None) if len(groups) == 1 else codes == code
-        folded = [(int(np.bitwise_xor.reduce(hashes[chosen])), int(np.add.reduce(hashes[chosen]))) for hashes in both]
+        folded = [(int(np.bitwise_xor.reduce(hashes[chosen])), int(np.add.reduce(hashes[chosen]))) for hashes in hashed]
         count, earlier = sums.get(key, (0, _NOTHING))
-        sums[key] = count + len(both[0][chosen]), _together(earlier, folded)
+        sums[key] = count + len(hashed[0][chosen]), _together(earlier, folded)
 
 
 def _of_sums(sums: Sums) -> list[Any]:
@@ -273,9 +273,9 @@ class _ValidatedBatch:
         rows = pa.RecordBatch.from_arrays(self.rows.columns[1:], self.rows.schema.names[1:])
         _add(sums, self.windows, self.outcomes, rows, labels)
         row_of_name = pc.list_parent_indices(self.broken)
-        windows, kept = self.windows.take(row_of_name), self.kept.take(row_of_name)
+        windows, kept_flags = self.windows.take(row_of_name), self.kept.take(row_of_name)
         names = self.broken.flatten()
-        broken.update(zip(windows.to_pylist(), names.to_pylist(), kept.to_pylist(), strict=True))
+        broken.update(zip(windows.to_pylist(), names.to_pylist(), kept_flags.to_pylist(), strict=True))
 
 
 _JSON = msgspec.json.Encoder(decimal_format="number")

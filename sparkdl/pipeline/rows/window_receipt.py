@@ -63,10 +63,10 @@ class WindowReceipt:
 
 def transformed(receipts: Iterable[WindowReceipt]) -> tuple[int, int] | None:
     """Rows of some windows in the source, and after the transform; None where each has as many, or is not counted."""
-    counted = [(receipt.source_rows, receipt.read) for receipt in receipts if receipt.source_rows is not None]
-    if all(source_rows == rows for source_rows, rows in counted):
+    row_counts = [(receipt.source_rows, receipt.read) for receipt in receipts if receipt.source_rows is not None]
+    if all(source_rows == rows for source_rows, rows in row_counts):
         return None
-    return sum(source_rows for source_rows, _ in counted), sum(rows for _, rows in counted)
+    return sum(source_rows for source_rows, _ in row_counts), sum(rows for _, rows in row_counts)
 
 
 @dataclass(frozen=True, kw_only=True)

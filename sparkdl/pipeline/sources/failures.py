@@ -76,11 +76,11 @@ def _of_file(text: str, listed: bool) -> DataError:
         return DataError(f"{file} was there when the run began and is gone: deliver what is read once, and run again")
     columns, lengths = _HEADER.search(text), _LENGTHS.search(text)
     if columns or lengths:
-        here, there = (_short(each) for each in (columns or lengths).groups())  # type: ignore[union-attr]
+        actual, expected = (_short(group) for group in (columns or lengths).groups())  # type: ignore[union-attr]
         return DataError(
-            f"{file} has {'the' if columns else here} columns{f' {here}' if columns else ''} in its first line, and "
-            f"{there} are expected: deliver it like the others, correct source.schema, or take columns by their place "
-            "with source.options.enforceSchema=true"
+            f"{file} has {'the' if columns else actual} columns{f' {actual}' if columns else ''} in its first line, "
+            f"and {expected} are expected: deliver it like the others, correct source.schema, or take columns by their "
+            "place with source.options.enforceSchema=true"
         )
     causes = _CAUSE.findall(text)
     reason = _short(causes[-1][1] if causes else text)
@@ -104,9 +104,9 @@ def _of_database(error: Exception, text: str) -> SparkdlError:
             "source.query"
         )
     kind, root = causes[-1]
-    more = "" if root == messages[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
+    detail = "" if root == messages[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
     reason = re.sub(r" Position: \d+$", "", _short(messages[-1]))
-    return store_error(error, f"the database cannot be read: {reason}{more}; correct source, or see to the database")
+    return store_error(error, f"the database cannot be read: {reason}{detail}; correct source, or see to the database")
 
 
 def _short(text: str) -> str:

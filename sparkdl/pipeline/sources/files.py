@@ -219,8 +219,8 @@ class CsvFiles(_TextFiles):
         row = reader.options(header=False, inferSchema=False).load(first).first()
         reader.options(header=True)
         cells = [str(cell or "") for cell in row or ()]
-        made = header_names(cells)
-        return made == cells or made != list(names)[: len(made)]
+        made_names = header_names(cells)
+        return made_names == cells or made_names != list(names)[: len(made_names)]
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """The header of the first file, and what its first lines tell of types."""
@@ -331,11 +331,11 @@ def partition_values(file: str) -> dict[str, str]:
 
 def partition_types(files: Sequence[str]) -> dict[str, pa.DataType]:
     """Types of partition columns as Spark infers them of all values."""
-    seen: dict[str, set[str]] = {}
+    values_by_name: dict[str, set[str]] = {}
     for file in files:
         for name, value in partition_values(file).items():
-            seen.setdefault(name, set()).add(value)
-    return {name: _of_texts(values - {HIVE_NULL}) for name, values in seen.items()}
+            values_by_name.setdefault(name, set()).add(value)
+    return {name: _of_texts(values - {HIVE_NULL}) for name, values in values_by_name.items()}
 
 
 def _of_texts(values: set[str]) -> pa.DataType:

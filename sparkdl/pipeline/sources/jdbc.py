@@ -70,8 +70,8 @@ class Database(Source):
             return frame
         quote = "`" if kind in ("mysql", "mariadb") else '"'
         name = quote + column.replace(quote, 2 * quote) + quote
-        asked = f"(SELECT MIN({name}) low, MAX({name}) high, COUNT(*) total FROM {rows}) sparkdl_bounds"
-        bounds = reader.option("dbtable", asked).load().toDF("low", "high", "total")
+        bounds_query = f"(SELECT MIN({name}) low, MAX({name}) high, COUNT(*) total FROM {rows}) sparkdl_bounds"
+        bounds = reader.option("dbtable", bounds_query).load().toDF("low", "high", "total")
         as_text = "string({0})" if frame.schema[column].dataType.typeName() in _IN_TIME else "try_cast({0} AS bigint)"
         low, high, total = bounds.selectExpr(*map(as_text.format, ("low", "high")), "bigint(total)").collect()[0]
         tasks = tasks or min(_MOST_TASKS, -(-total // _ROWS_PER_TASK))

@@ -172,9 +172,9 @@ def _as_spark_noted(schema: pa.Schema, metadata: Mapping[bytes, bytes]) -> bool:
         return False
     if [name for name, _, _ in fields] != schema.names:
         return False
-    for (_, kind, more), own in zip(fields, schema.types, strict=True):
-        decimal = pa.types.is_decimal128(own) and kind == f"decimal({own.precision},{own.scale})"
-        if more or not (decimal or (isinstance(kind, str) and _SPARKS_NAMES.get(kind) == own)):
+    for (_, kind, field_metadata), arrow_type in zip(fields, schema.types, strict=True):
+        decimal = pa.types.is_decimal128(arrow_type) and kind == f"decimal({arrow_type.precision},{arrow_type.scale})"
+        if field_metadata or not (decimal or (isinstance(kind, str) and _SPARKS_NAMES.get(kind) == arrow_type)):
             return False
     return True
 

@@ -37,9 +37,9 @@ _NO_ZONES = "spark.sql.parquet.inferTimestampNTZ.enabled"
 def schema_of(footer: Any) -> pa.Schema:
     """The columns of a file, INT96 in microseconds."""
     schema = footer.schema.to_arrow_schema()
-    old = {footer.schema.column(index).path for index in range(len(footer.schema))
+    int96 = {footer.schema.column(index).path for index in range(len(footer.schema))
            if footer.schema.column(index).physical_type == "INT96"}  # fmt: skip
-    return pa.schema([field.with_type(pa.timestamp("us", "UTC")) if field.name in old else field for field in schema])
+    return pa.schema([field.with_type(pa.timestamp("us", "UTC")) if field.name in int96 else field for field in schema])
 
 
 def check_types(schema: pa.Schema, file: str) -> None:

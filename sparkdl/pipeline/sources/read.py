@@ -34,8 +34,8 @@ def check_unchanged(source: Source, snapshot: SourceSnapshot) -> None:
     now = source.snapshot().files
     for file, stamp in snapshot.files.items():
         if now.get(file) != stamp:
-            what = "is gone" if file not in now else f"has {now[file][0]} bytes instead of {stamp[0]}, or is newer"
-            raise DataError(f"the source changed while it was read: {file} {what}; run again")
+            change = "is gone" if file not in now else f"has {now[file][0]} bytes instead of {stamp[0]}, or is newer"
+            raise DataError(f"the source changed while it was read: {file} {change}; run again")
 
 
 def read_rows(spark: SparkSession, source: Source, snapshot: SourceSnapshot) -> DataFrame:

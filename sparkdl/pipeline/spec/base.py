@@ -67,9 +67,9 @@ class Secret(str):
 
     def __new__(cls, value: str, reference: str) -> Secret:
         """Hide ``value`` behind ``reference``."""
-        made = super().__new__(cls, value)
-        made.reference = reference
-        return made
+        secret = super().__new__(cls, value)
+        secret.reference = reference
+        return secret
 
     def __repr__(self) -> str:
         return repr(self.reference)
@@ -197,12 +197,12 @@ def _length_broken(kind: inspect.Type, constraints: dict[str, Any], value: Any) 
 
 def _element_broken(kind: inspect.Type, value: Any) -> str | None:
     if isinstance(kind, inspect.DictType):
-        each = ((kind.key_type, key) for key in value)
+        typed_elements = ((kind.key_type, key) for key in value)
     elif isinstance(kind, inspect.VarTupleType | inspect.ListType):
-        each = ((kind.item_type, item) for item in value)
+        typed_elements = ((kind.item_type, item) for item in value)
     else:
         return None
-    return next(filter(None, (bound_broken(inner, one) for inner, one in each)), None)
+    return next(filter(None, (bound_broken(inner, element) for inner, element in typed_elements)), None)
 
 
 Text = Annotated[str, Meta(min_length=1)]

@@ -240,7 +240,7 @@ def prediction_columns(
     columns = {
         name: (*_PREDICTED[kind], *map(quantile_column, (levels or {}).get(name, ()))) for name, kind in types.items()
     }
-    predicted = (f"{prefixes[name]}{column}" for name, own in columns.items() for column in own)
+    predicted = (f"{prefixes[name]}{column}" for name, label_columns in columns.items() for column in label_columns)
     return (*predicted, "model_version", "run_id", "scored_at")
 
 

@@ -71,9 +71,9 @@ def _one_of(first: str, one: object, second: str, other: object) -> Iterator[Wro
 def tells_who(address: str) -> bool:
     """Whether an address holds a user or a password: ``//me:mine@host``, ``thin:me/mine@``, ``?user=me``."""
     named = re.search(r"[?&;,(]\s*[\w.-]*(user(name)?|password|passwd|pwd|secret|token)\s*=", address, re.IGNORECASE)
-    place, *_ = re.split(r"[?;](?=[\w.-]+=)", address)  # others are a password's
-    before, _, _ = place.rpartition("@")
-    return named is not None or bool(re.sub(r"^([\w+.-]+:)+(///.*|/*)", "", before))
+    location, *_ = re.split(r"[?;](?=[\w.-]+=)", address)  # others are a password's
+    user_part, _, _ = location.rpartition("@")
+    return named is not None or bool(re.sub(r"^([\w+.-]+:)+(///.*|/*)", "", user_part))
 
 
 class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):

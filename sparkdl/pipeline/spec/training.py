@@ -54,8 +54,8 @@ def _of(name: str) -> Meta:
 
 def _by_rule(name: str, effect: str = "") -> Meta:
     spec = _PARAMETERS.get(name)
-    told = effect or (f"{spec.effect} ({spec.unit})" if spec is not None else "")
-    return Meta(description=f"{told} Left out: {RULES[name]}.")
+    description = effect or (f"{spec.effect} ({spec.unit})" if spec is not None else "")
+    return Meta(description=f"{description} Left out: {RULES[name]}.")
 
 
 def _default(name: str) -> Any:
