@@ -248,8 +248,8 @@ class Pipeline:
             yield
 
     def _run(self, backfill: tuple[str, str] | None, now: datetime | None, *, until: str | None, train: bool) -> Run:
-        again = None if backfill is None else _windows(self.spec, *backfill)
-        return Run(Project(self.file), RunRequest(now=_aware(now), again=again, until=until, train=train))
+        backfill_windows = None if backfill is None else _windows(self.spec, *backfill)
+        return Run(Project(self.file), RunRequest(now=_aware(now), again=backfill_windows, until=until, train=train))
 
 
 def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:

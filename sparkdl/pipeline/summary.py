@@ -86,9 +86,9 @@ def _trials(trained: Trained) -> Iterator[Line]:
     yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{unfinished_text}; trial {best} is the best"
     for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
-        came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
+        outcome = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
         early = f", stopped after {trial.epochs} epochs" if trial.stopped else ""
-        yield f"trial {index + 1}", f"{settings}: {came_to}{early}"
+        yield f"trial {index + 1}", f"{settings}: {outcome}{early}"
     if len(trained.trials) > _SHOWN:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
 
@@ -117,8 +117,8 @@ def _quality(evaluated: Evaluated) -> str:
     metric, challenger_values = decision.gate.metric, decision.challenger.values
     value = f"{metric} {challenger_values[metric]:.4g}" if metric in challenger_values else f"{metric} undefined"
     champion_value = decision.champion.values.get(metric) if decision.champion is not None else None
-    against = "" if champion_value is None else f", the champion's {champion_value:.4g}"
-    return f"{value} of {evaluated.label}{against}, on {evaluated.rows_text()}"
+    champion_text = "" if champion_value is None else f", the champion's {champion_value:.4g}"
+    return f"{value} of {evaluated.label}{champion_text}, on {evaluated.rows_text()}"
 
 
 def _drift(drift: Drifted) -> str:
@@ -135,10 +135,10 @@ def _live(live: Live) -> str:
         last, measured = measured_windows[-1], measured_windows[-1].measured
         assert measured is not None
         value, caveat = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
-        beside = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
+        baseline_text = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
         parts.append(
-            f"{live.metric} {value:.4g}{beside} of {live.label} on {measured.rows:,} rows of window {last.window} as "
-            f"version {last.version} predicted them{caveat}"
+            f"{live.metric} {value:.4g}{baseline_text} of {live.label} on {measured.rows:,} rows of window "
+            f"{last.window} as version {last.version} predicted them{caveat}"
         )
     waiting = sum(error.waiting > 0 for error in live.windows)
     if waiting:

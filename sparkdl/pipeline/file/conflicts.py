@@ -197,14 +197,14 @@ def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Mis
         yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label, columns=True)}"
         return
     possible = metrics_of(judged_label.type)
-    of = f"a label of type {judged_label.type!r}: choose one of {', '.join(possible)}"
+    label_text = f"a label of type {judged_label.type!r}: choose one of {', '.join(possible)}"
     if len(label) > 1:
-        of += f", or say publish.label, one of {', '.join(label)}"
+        label_text += f", or say publish.label, one of {', '.join(label)}"
     if publish.metric is not None and publish.metric not in possible:
-        yield ("publish", "metric"), f"={publish.metric!r} cannot be computed of {of}"
+        yield ("publish", "metric"), f"={publish.metric!r} cannot be computed of {label_text}"
     for position, text in enumerate(publish.gate.floors):
         if Floor.parse(text).metric not in possible:
-            yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {of}"
+            yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {label_text}"
 
 
 def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> Mistakes:
@@ -273,11 +273,11 @@ def _search_varies_what_there_is(search: Search | None) -> Mistakes:
     for name, values in search.space.items() if search is not None else ():
         section, dot, parameter = name.partition(".")
         path: Path = ("search", "space", name)
-        instead = choices(name, [f"train.{option}" for option in options])
+        remedy = choices(name, [f"train.{option}" for option in options])
         if section not in ("train", "model") or not dot or not parameter:
-            yield path, f" is no parameter: {instead}, or model.ARGUMENT"
+            yield path, f" is no parameter: {remedy}, or model.ARGUMENT"
         elif section == "train" and parameter not in options:
-            yield path, f" is no parameter: {instead}"
+            yield path, f" is no parameter: {remedy}"
         elif section == "train":
             yield from _values_fit(path, parameter, values, options[parameter].type)
 

@@ -68,8 +68,8 @@ class Decoder:
             names = [*fields, *filter(None, [kind.tag_field])]
             absent = [candidate for candidate in names if candidate not in written and candidate not in invalid]
             meant = nearest(name, absent) or nearest(name, names)
-            instead = choices(name, [meant] if meant else fields)
-            self._refuse((*path, name), f" is not a key of {dotted(path) or 'a pipeline'}: {instead}")
+            remedy = choices(name, [meant] if meant else fields)
+            self._refuse((*path, name), f" is not a key of {dotted(path) or 'a pipeline'}: {remedy}")
             invalid.add(meant or name)
         for name, option in fields.items():
             if option.required and name not in written and name not in invalid:

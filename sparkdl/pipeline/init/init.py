@@ -153,9 +153,9 @@ def _opened(table: str, spark: SparkSession | None) -> Rows:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    double = [name for name, count in Counter(name.lower() for name in names).items() if count > 1]
-    if double:
-        spellings = [name for name in names if name.lower() == double[0]]
+    duplicates = [name for name, count in Counter(name.lower() for name in names).items() if count > 1]
+    if duplicates:
+        spellings = [name for name in names if name.lower() == duplicates[0]]
         raise SchemaError(f"the columns {spellings} differ by case alone, which Spark does not tell apart: rename one")
     reserved = sorted(OWN & set(names))
     if reserved:

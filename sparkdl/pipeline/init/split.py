@@ -71,13 +71,13 @@ def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int,
     else:
         shares = {"train": 0.7, "validate": 0.1, "test": 0.1, "score": 0.1}
     tested = "" if "test" in shares else f"; {_NO_TEST}"
-    few = f"{rows:,} rows are few, so more of them are held out: " if small else ""
+    size_text = f"{rows:,} rows are few, so more of them are held out: " if small else ""
     reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
     held_out_rows = int(rows * shares["validate"])
     if copies < _COPIES:
-        return {"by": "hash", **shares}, held_out_rows, f"{few}{reason}{tested}"
-    alike = f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
-    return {"by": "hash", "copies": "spread", **shares}, held_out_rows, f"{few}{reason}{tested}{alike}"
+        return {"by": "hash", **shares}, held_out_rows, f"{size_text}{reason}{tested}"
+    copies_text = f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
+    return {"by": "hash", "copies": "spread", **shares}, held_out_rows, f"{size_text}{reason}{tested}{copies_text}"
 
 
 def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, str] | None:

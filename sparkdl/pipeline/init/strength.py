@@ -182,9 +182,9 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[st
     """A sentence for each number that has (nearly) the same order as an earlier one, as x and log x have."""
     names, ranks = [], []
     drawn = np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]
-    few = sample.take(np.sort(drawn))
+    drawn_rows = sample.take(np.sort(drawn))
     for profile in [profile for profile in profiles if profile.kind == "number" and profile.distinct > 10][:_COMPARED]:
-        values = _numbers(few.column(profile.name).combine_chunks())
+        values = _numbers(drawn_rows.column(profile.name).combine_chunks())
         present = np.isfinite(values)
         if present.sum() >= _LEAST // 2:
             names.append(profile.name)
@@ -194,8 +194,8 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[st
         return duplicates
     centred = np.array([np.nan_to_num(rank - np.nanmean(rank)) for rank in ranks])
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
-    like = np.abs(centred / length @ (centred / length).T)
-    for second, first in zip(*np.nonzero(np.tril(like, -1) >= _SAME), strict=True):
+    correlations = np.abs(centred / length @ (centred / length).T)
+    for second, first in zip(*np.nonzero(np.tril(correlations, -1) >= _SAME), strict=True):
         has_same_gaps = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
         if has_same_gaps and names[first] not in duplicates:
             duplicates.setdefault(

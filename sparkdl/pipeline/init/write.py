@@ -216,12 +216,12 @@ def _rest(draft: Draft) -> list[str]:
     if not draft.key.columns and is_keepable:
         lines += line("score", {"keep": [draft.label.name]}, "there is no key that tells predictions apart")
     input_columns = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
-    few = (
+    categories = (
         profile
         for profile in draft.profiles.values()
         if profile.kind in ("text", "bool") and 2 <= profile.distinct <= 20
     )
-    slices = [profile.name for profile in few if profile.name in input_columns]
+    slices = [profile.name for profile in categories if profile.name in input_columns]
     if slices:
         lines += line("report", {"slices": slices[:3]}, "the error, by values of these")
     return lines

@@ -160,7 +160,7 @@ def _guesses(
     summary: LabelSummary, rows: Rows, classes: Sequence[str], last: Floats | None, key: str
 ) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Each guess: in words, the metrics that it stands for, and the rows with it in place of predictions."""
-    count, last_words = len(rows), f"{_LAST_VALUE} of the same {key}"
+    count, last_value_text = len(rows), f"{_LAST_VALUE} of the same {key}"
 
     def guessed(predictions: Floats, quantiles: Floats | None = None) -> Rows:
         losses = None if quantiles is None else quantile_losses(rows.labels, quantiles, summary.levels)
@@ -176,7 +176,7 @@ def _guesses(
         if last is not None:
             values = np.where(np.isnan(last), summary.mean, last)
             of_quantiles = values[:, None] if summary.levels else None
-            yield last_words, (*_SQUARED, *_ABSOLUTE, *_QUANTILES), guessed(values, of_quantiles)
+            yield last_value_text, (*_SQUARED, *_ABSOLUTE, *_QUANTILES), guessed(values, of_quantiles)
         return
     shares = np.array([summary.shares.get(name, 0.0) for name in classes])
     commonest = int(shares.argmax())
@@ -184,15 +184,15 @@ def _guesses(
     if rows.task == "multiclass":
         yield "always the shares of training", _PROBABILITIES, guessed(np.tile(shares / shares.sum(), (count, 1)))
         of_class = np.eye(len(shares))
-        always = f"always {classes[commonest]!r}, the commonest class"
-        yield always, _CLASSES, guessed(np.tile(of_class[commonest], (count, 1)))
+        constant_text = f"always {classes[commonest]!r}, the commonest class"
+        yield constant_text, _CLASSES, guessed(np.tile(of_class[commonest], (count, 1)))
         if newest is not None:
-            yield last_words, _CLASSES, guessed(of_class[newest.astype(np.int64)])
+            yield last_value_text, _CLASSES, guessed(of_class[newest.astype(np.int64)])
         return
     share = float(shares[1])
     yield f"always the share of training {share:.4g}", (*_PROBABILITIES, *_RANKS), guessed(np.full(count, share))
-    always = f"always {classes[commonest]!r}, the commonest class"
-    yield always, ("accuracy",), guessed(np.full(count, float(commonest)))
+    constant_text = f"always {classes[commonest]!r}, the commonest class"
+    yield constant_text, ("accuracy",), guessed(np.full(count, float(commonest)))
     yield f"always {classes[1]!r}", ("precision", "recall", "f1"), guessed(np.ones(count))
     if newest is not None:
-        yield last_words, (*_CLASSES, *_RANKS), guessed(newest)
+        yield last_value_text, (*_CLASSES, *_RANKS), guessed(newest)

@@ -173,15 +173,15 @@ class Rule:
         alarmed = [(name, drift) for name, drift in recent if drift.alarm]
         if not recent:
             return "none", "no window with rows was compared"
-        over = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
+        span = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
         if not alarmed:
-            return "none", f"{recent[-1][1].reason}, in {over}"
+            return "none", f"{recent[-1][1].reason}, in {span}"
         name, last = alarmed[-1]
         features = last.alarmed
         reasons = "; ".join(f"{feature}: {last.features[feature].reason}" for feature in features[:_NAMED])
         unnamed_text = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
-        many = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else over
-        finding = f"{many}: {reasons}{unnamed_text}"
+        scope = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else span
+        finding = f"{scope}: {reasons}{unnamed_text}"
         if len(alarmed) >= self.after:
             return self.action, finding
         return "none", f"{finding}; {self.action} waits for {self.after} of {self.of} windows"

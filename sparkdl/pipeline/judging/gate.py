@@ -287,8 +287,8 @@ def _too_little(gate: Gate, rows: Rows, *, compared: bool) -> str:
         positives = int(rows.labels.sum())
         for count, label in ((positives, 1), (len(rows) - positives, 0)):
             if count < gate.min_positives:
-                of = f"{count:,} of {len(rows):,} held-out rows"
-                return f"{of} have label {label}, and the gate asks for {gate.min_positives:,}"
+                share_text = f"{count:,} of {len(rows):,} held-out rows"
+                return f"{share_text} have label {label}, and the gate asks for {gate.min_positives:,}"
     groups = _groups(rows)
     if compared and groups < gate.min_groups:
         belong = "all held-out rows belong to 1 group" if groups == 1 else f"held-out rows are of {groups} {gate.unit}"

@@ -67,8 +67,8 @@ class Slices:
         weight = np.bincount(codes, rows.weights, len(names))
         loss = np.bincount(codes, rows.weights * losses_of(rows), len(names)) / np.where(weight > 0, weight, 1.0)
         smaller_codes = [code for code in order[largest:] if counts[code] >= LEAST_ROWS]
-        bad = set(sorted(smaller_codes, key=lambda code: -loss[code])[:worst])
-        shown = [*order[:largest], *(code for code in smaller_codes if code in bad)]
+        worst_codes = set(sorted(smaller_codes, key=lambda code: -loss[code])[:worst])
+        shown = [*order[:largest], *(code for code in smaller_codes if code in worst_codes)]
         position = np.full(len(names), len(shown))
         position[shown] = np.arange(len(shown))
         others_name = (OTHERS,) if len(names) > len(shown) else ()

@@ -505,13 +505,13 @@ def _slices(evaluated: Evaluated | None) -> dict[str, Any] | None:
 
 def _slice_table(evaluated: Evaluated, column: str) -> Table:
     slices, champion = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
-    metric, without = evaluated.decision.gate.metric, evaluated.baseline_slices.get(column, {})
+    metric, baseline = evaluated.decision.gate.metric, evaluated.baseline_slices.get(column, {})
     extras = [name for name in _BESIDE if name != metric and any(name in slice_.values for slice_ in slices.values())]
     most = max((abs(slice_.values.get(metric, 0.0)) for slice_ in slices.values()), default=0.0) or 1.0
     margins = {name: _margin(slice_) for name, slice_ in slices.items() if "bias" in slice_.values}
     reach = max((abs(slices[name].values["bias"]) + margin for name, margin in margins.items()), default=0.0)
     header = [column, "rows", metric, ""]
-    header += [*(["champion before"] if champion else []), *(["without a model"] if without else []), *extras]
+    header += [*(["champion before"] if champion else []), *(["without a model"] if baseline else []), *extras]
     header += ["bias", "with 95 % interval"] if reach > 0 else []
     lines = []
     for name, slice_ in slices.items():
@@ -520,9 +520,9 @@ def _slice_table(evaluated: Evaluated, column: str) -> Table:
         line.append(bar(abs(value or 0.0) / most))
         if champion:
             line.append(_against(metric, other, value))
-        if without:
-            line.append(number(without.get(name)))
-        line += [number(slice_.values.get(beside)) for beside in extras]
+        if baseline:
+            line.append(number(baseline.get(name)))
+        line += [number(slice_.values.get(extra)) for extra in extras]
         if reach > 0 and name in margins:
             bias, margin = slice_.values["bias"], margins[name]
             line += [f"{bias:+.3g}", interval(bias - margin, bias, bias + margin, reach)]

@@ -88,8 +88,8 @@ def validated(
         if expectation.action != "quarantine":
             named.append(F.when(broken[name], F.lit(name)))
         if expectation.action != "warn":
-            no = broken[name] if expectation.action == "quarantine" else F.array_contains(BROKEN, name)
-            reasons.append(F.when(no, F.lit(name)))
+            is_broken = broken[name] if expectation.action == "quarantine" else F.array_contains(BROKEN, name)
+            reasons.append(F.when(is_broken, F.lit(name)))
     broken_names = F.array_compact(F.array(*named)) if named else F.array().cast("array<string>")
     rows = frame.withColumn(BROKEN, broken_names).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
     if not key:

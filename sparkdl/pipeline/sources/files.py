@@ -419,9 +419,9 @@ def separator(options: Mapping[str, Any]) -> str:
 
 def header_names(cells: Sequence[str]) -> list[str]:
     """The names that Spark makes of a first line: what is empty or stands there twice gets its number."""
-    double = {name for name, count in Counter(cell.lower() for cell in cells).items() if count > 1}
+    duplicates = {name for name, count in Counter(cell.lower() for cell in cells).items() if count > 1}
     return [
-        f"_c{position}" if not cell else f"{cell}{position}" if cell.lower() in double else cell
+        f"_c{position}" if not cell else f"{cell}{position}" if cell.lower() in duplicates else cell
         for position, cell in enumerate(cells)
     ]
 

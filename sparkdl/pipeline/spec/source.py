@@ -123,9 +123,9 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
                 "partition",
                 f"={self.partition!r} and time={self.time!r} both say when a row happened: keep one of the two",
             )
-        double = sorted({column for column in self.key if self.key.count(column) > 1})
-        if double:
-            yield "key", f" names {double[0]!r} twice: name each column once"
+        duplicates = sorted({column for column in self.key if self.key.count(column) > 1})
+        if duplicates:
+            yield "key", f" names {duplicates[0]!r} twice: name each column once"
 
     @property
     def when(self) -> str | None:

@@ -113,9 +113,9 @@ class DriftStep(Step):
         looked_at = () if problem else tuple(stale.keys)
         run.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
         receipts, shown = state.receipts, {*stale.keys, *stale.fresh}
-        past = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
-        if past:
-            receipts.write([Receipt(step=self.name, partition=name, key="") for name in past])
+        past_windows = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
+        if past_windows:
+            receipts.write([Receipt(step=self.name, partition=name, key="") for name in past_windows])
         with replacing(receipts, self.name, stale.keys) as new_receipts:
             for name, key in stale.keys.items():
                 new_receipts[name] = (str(key), Looked(drift=drift_by_window.get(name), problem=problem))
@@ -148,11 +148,11 @@ def decided(run: Run) -> Drifted:
         return Drifted(against=champion.version, action="none", reason=reason)
     receipts = state.receipts.of("drift")
     keys = DriftStep().wanted(run)
-    looked = {
+    looks = {
         name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == keys[name]
     }
-    windows = {name: result.drift for name, result in looked.items() if result.drift is not None}
-    problem = next((result.problem for result in looked.values() if result.problem), "")
+    windows = {name: result.drift for name, result in looks.items() if result.drift is not None}
+    problem = next((result.problem for result in looks.values() if result.problem), "")
     action, reason = rule_of(run.project.spec.drift).decide(windows)
     text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
     return Drifted(against=champion.version, action=action, reason=text, windows=windows)
