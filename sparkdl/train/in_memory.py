@@ -124,9 +124,11 @@ class TensorSource:
         Raises:
             ConfigError: the position belongs to other rows, another batch size or another order.
         """
-        theirs = {name: state.get(name) for name in self._identity()}
-        if theirs != self._identity():
-            raise ConfigError(f"the position belongs to {theirs}, this source is {self._identity()}: make them equal")
+        saved_identity = {name: state.get(name) for name in self._identity()}
+        if saved_identity != self._identity():
+            raise ConfigError(
+                f"the position belongs to {saved_identity}, this source is {self._identity()}: make them equal"
+            )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
 
     def _identity(self) -> dict[str, Any]:

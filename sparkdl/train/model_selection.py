@@ -34,12 +34,12 @@ def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates
     name = monitor.removeprefix("val_")
     if name != monitor and not validates:
         raise ConfigError(f"monitor={monitor!r} needs validation data, and there is none: give some")
-    known = [*metrics.names, "loss"]
-    known += [f"{label}_loss" for label in task.labels] if len(task.labels) > 1 and validates else []
+    columns = [*metrics.names, "loss"]
+    columns += [f"{label}_loss" for label in task.labels] if len(task.labels) > 1 and validates else []
     if not config.train_metrics and name == monitor:
-        known = ["loss"]
-    if not any(name == column or name.startswith(f"{column}_") for column in known):
-        raise ConfigError(f"monitor={monitor!r} is no column of an epoch: choose one of {sorted(known)}")
+        columns = ["loss"]
+    if not any(name == column or name.startswith(f"{column}_") for column in columns):
+        raise ConfigError(f"monitor={monitor!r} is no column of an epoch: choose one of {sorted(columns)}")
     return monitor
 
 

@@ -136,8 +136,8 @@ class OwnStep:
         """
         if epoch_ends:
             self._finish_epoch()
-        made, self._made = self._made, 0
-        return made
+        steps, self._made = self._made, 0
+        return steps
 
     def _loss(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """The task's loss of this rank's rows, as a mean: what the hooks weigh is then the global batch's, exactly."""
@@ -215,8 +215,8 @@ class OwnStep:
             loss = torch.as_tensor(closure()).detach().to(self._device)
             self._synchronize()
             self._clip()
-            mine = loss * self._batch.weight if self._batch.rows else torch.zeros_like(loss)
-            return self._strategy.collective.all_reduce(mine, "mean") if self._run.world.size > 1 else mine
+            rank_loss = loss * self._batch.weight if self._batch.rows else torch.zeros_like(loss)
+            return self._strategy.collective.all_reduce(rank_loss, "mean") if self._run.world.size > 1 else rank_loss
 
         return of_all_ranks
 
@@ -234,17 +234,17 @@ class OwnStep:
     def _finish_epoch(self) -> None:
         """Step with what is left, as Horovod's loop does behind each epoch; refuse a function that trains nothing."""
         passes = int(getattr(self._optimizer, "backward_passes_per_step", 1))
-        seen, steps, used, whole = self._batches, self._epoch_steps, self._used, self._whole_epoch
+        batches, steps, used, whole = self._batches, self._epoch_steps, self._used, self._whole_epoch
         self.pending &= any(parameter.grad is not None for parameter in self._strategy.parameters())
         if whole and not self.pending and not used:
             raise ConfigError(
-                f"{self._name} made no gradient in {seen} batches: it owns zero_grad, backward and step, so call "
+                f"{self._name} made no gradient in {batches} batches: it owns zero_grad, backward and step, so call "
                 "loss.backward() and optimizer.step() in it"
             )
-        if whole and not steps and seen > passes:
+        if whole and not steps and batches > passes:
             raise ConfigError(
-                f"{self._name} never called optimizer.step() in {seen} batches, with backward_passes_per_step={passes}:"
-                " it owns zero_grad, backward and step, so call them in it"
+                f"{self._name} never called optimizer.step() in {batches} batches, with "
+                f"backward_passes_per_step={passes}: it owns zero_grad, backward and step, so call them in it"
             )
         if self.pending:
             self._optimizer.step()

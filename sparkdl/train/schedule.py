@@ -98,8 +98,10 @@ class LearningRate:
             CheckpointError: the checkpoint has a scheduler and this task has none, or the other way round.
         """
         if (state["scheduler"] is None) != (self._scheduler is None):
-            here, there = ("no", "one") if self._scheduler is None else ("one", "none")
-            raise CheckpointError(f"the task has {here} scheduler, the checkpoint {there}: resume with the same task")
+            in_task, in_checkpoint = ("no", "one") if self._scheduler is None else ("one", "none")
+            raise CheckpointError(
+                f"the task has {in_task} scheduler, the checkpoint {in_checkpoint}: resume with the same task"
+            )
         self._steps, self._nominal = int(state["steps"]), list(state["nominal"])
         if self._steps < self._warmup:
             self._warmed = [float(group["lr"]) for group in self._optimizer.param_groups]

@@ -182,12 +182,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, *,
     Raises:
         ConfigError: it is bound to another model, or needs a closure and gets none.
     """
-    own = {id(parameter) for parameter in model.parameters()}
-    foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    model_parameters = {id(parameter) for parameter in model.parameters()}
+    foreign = sum(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
     if foreign:
         raise ConfigError(
-            f"{foreign} parameters of the optimizer are not among the {len(own)} of the model: make the optimizer "
-            "from this very model, or give a callable that makes it from the model"
+            f"{foreign} parameters of the optimizer are not among the {len(model_parameters)} of the model: make the "
+            "optimizer from this very model, or give a callable that makes it from the model"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if not closures and closure is not None and closure.default is closure.empty:

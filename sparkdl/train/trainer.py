@@ -410,7 +410,7 @@ class _Trainer:
             torch.inference_mode(),
             autocast_of(self.config.precision, self.device),
         ):
-            for done, batch_of_source in enumerate(source, start=1):
+            for batches_done, batch_of_source in enumerate(source, start=1):
                 batch = self.place(batch_of_source)
                 evaluated = strategy.evaluate(batch, self.loss)
                 if evaluated is not None and self.counts:
@@ -422,8 +422,8 @@ class _Trainer:
                         )
                     if metrics:
                         metrics.update(outputs, batch)
-                self.reporter.validation_done(done, steps)
-                if done == steps:
+                self.reporter.validation_done(batches_done, steps)
+                if batches_done == steps:
                     break
         strategy.end_evaluation()
         columns = self.loss.losses(self._sum_of_rows(sums)) | metrics.compute(self.collective, run.world.size)

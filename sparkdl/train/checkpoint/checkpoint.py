@@ -188,9 +188,9 @@ class Checkpointer:
         """
         self.wait()
         steps = self.steps()
-        found = self._first_whole(list(reversed(steps)), "checkpoint", lambda step: self.load(step, check))
-        self._abandoned = [step for step in steps if found is not None and step > found.step]
-        return found
+        newest = self._first_whole(list(reversed(steps)), "checkpoint", lambda step: self.load(step, check))
+        self._abandoned = [step for step in steps if newest is not None and step > newest.step]
+        return newest
 
     def peek(self, part: str) -> tuple[int, Any] | None:
         """Read one part of the newest state, without its tensors.
@@ -270,13 +270,13 @@ class Checkpointer:
         file = self.folder.child(_file(step))
         source = documents.Source(file.uri, "resume from another one")
         data = file.read_bytes(at_most=MAX_BYTES)
-        text, separator, rest = data.removeprefix(_HEAD).rpartition(_HASH)
-        if not data.startswith(_HEAD) or not separator or rest != b'%s"}' % xxh3_hex(text).encode():
+        text, separator, hash_part = data.removeprefix(_HEAD).rpartition(_HASH)
+        if not data.startswith(_HEAD) or not separator or hash_part != b'%s"}' % xxh3_hex(text).encode():
             raise source.error("it does not match its hash")
         fields = documents.parse(text, source, MAX_BYTES)
-        found = fields.get("format") if isinstance(fields, dict) else None
-        if isinstance(found, int) and found > _FORMAT:
-            raise source.error(f"format {found} is newer than {_FORMAT}, the newest this version reads")
+        format_number = fields.get("format") if isinstance(fields, dict) else None
+        if isinstance(format_number, int) and format_number > _FORMAT:
+            raise source.error(f"format {format_number} is newer than {_FORMAT}, the newest this version reads")
         body = documents.convert(fields, _Body, source)
         if body.step != step or not body.tensors.startswith(f"step-{step:010d}."):
             raise source.error(f"it is of step {body.step} and names {body.tensors!r}", "$.step")
@@ -305,7 +305,7 @@ class Checkpointer:
     def _retain(self, new: _Entry) -> None:
         """Delete all but the last ones and the best; the JSON file first, so that nothing half-deleted is seen."""
         entries = self._index()
-        gone = [entries.pop(step) for step in (*self._abandoned, new.step) if step in entries]
+        obsolete = [entries.pop(step) for step in (*self._abandoned, new.step) if step in entries]
         for step in self._abandoned:  # damaged, and newer than what the run continued from
             if step != new.step:
                 self.folder.child(_file(step)).delete()
@@ -317,12 +317,12 @@ class Checkpointer:
             keep.add(max(bests))
         for step in sorted(set(entries) - keep):
             self.folder.child(_file(step)).delete()
-            gone.append(entries.pop(step))
+            obsolete.append(entries.pop(step))
         if not self._vacuumed:
             self._vacuum({entry.tensors for entry in entries.values()})
             self._vacuumed = True
             return
-        for entry in gone:
+        for entry in obsolete:
             with suppress(StorageError):
                 self.folder.child(entry.tensors).delete()
 

@@ -98,8 +98,8 @@ def described(value: Any, depth: int = 0) -> str:
             cells = dict(inspect.getclosurevars(value).nonlocals)
         return f"{value.__qualname__} {_hash(_code(value.__code__), inner([value.__defaults__, cells]))}"
     if hasattr(value, "state_dict") and hasattr(value, "step"):  # a scheduler
-        own = {key: part for key, part in value.state_dict().items() if key not in _PROGRESS}
-        return f"{type(value).__qualname__}({inner(own)})"
+        scheduler_state = {key: part for key, part in value.state_dict().items() if key not in _PROGRESS}
+        return f"{type(value).__qualname__}({inner(scheduler_state)})"
     if getattr(value, "__dict__", None):
         return f"{type(value).__qualname__}({inner(vars(value))})"
     return _without_addresses(repr(value))
@@ -110,10 +110,10 @@ def _module(module: torch.nn.Module) -> str:
     tensors = [(name, tuple(t.shape), str(t.dtype)) for name, t in state.items() if isinstance(t, torch.Tensor)]
     trained = [parameter.requires_grad for parameter in module.parameters()]
     # A loss may hold tensors of its own, as class weights are; those of a model are what is trained.
-    own = [] if trained else [tensor.tolist() for tensor in module.buffers()]
+    loss_tensors = [] if trained else [tensor.tolist() for tensor in module.buffers()]
     settings = {k: part for k, part in vars(module).items() if k[:1] != "_" and isinstance(part, int | float | str)}
     settings.pop("training", None)
-    facts = _hash(_without_addresses(repr(module)), tensors, trained, own, settings)
+    facts = _hash(_without_addresses(repr(module)), tensors, trained, loss_tensors, settings)
     return f"{type(module).__qualname__} of {sum(p.numel() for p in module.parameters())} parameters, structure {facts}"
 
 

@@ -204,10 +204,10 @@ def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) 
         ConfigError: they must not be there, or none is; the run is another one; it has trained more epochs already.
         CheckpointError: none can be read, or its weights do not fit ``model``.
     """
-    found = checkpoints.peek(_FACTS)
-    if found is None:
+    newest = checkpoints.peek(_FACTS)
+    if newest is None:
         return _start(checkpoints, None, None, epochs)
-    step, part = found
+    step, part = newest
     facts = _facts(checkpoints, step, part)
     start = _start(checkpoints, step, facts, epochs)
     if start == "warm" and facts.shapes is not None:
@@ -231,33 +231,33 @@ def load_newest(
     if checkpoints is None:
         return None
     spread: dict[str, Any] = {}  # filled on the leader: tensors reach the other ranks by the strategy
-    start, rest = on_leader(collective, lambda: _read(checkpoints, strategy.plain_state, epochs, spread))
+    start, run_state = on_leader(collective, lambda: _read(checkpoints, strategy.plain_state, epochs, spread))
     if start != "fresh":
         strategy.load_state_dict(spread if collective.world.is_leader else None)
-    return rest
+    return run_state
 
 
 def _read(
     checkpoints: Checkpointer, plain_state: Callable[[], Mapping[str, Any]], epochs: int, spread: dict[str, Any]
 ) -> tuple[Start, dict[str, Any] | None]:
     """Read the newest checkpoint; put what a strategy spreads over the ranks into ``spread``, return the rest."""
-    found = checkpoints.latest(check_state)
-    if found is None:
+    checkpoint = checkpoints.latest(check_state)
+    if checkpoint is None:
         return _start(checkpoints, None, None, epochs), None
-    state = dict(found.state)
-    facts = _facts(checkpoints, found.step, state.pop(_FACTS, None))
-    start = _start(checkpoints, found.step, facts, epochs)
+    state = dict(checkpoint.state)
+    facts = _facts(checkpoints, checkpoint.step, state.pop(_FACTS, None))
+    start = _start(checkpoints, checkpoint.step, facts, epochs)
     spread["model"] = state.pop("model")
-    _check_shapes(_shapes(plain_state()), _shapes(spread["model"]), found.step)
+    _check_shapes(_shapes(plain_state()), _shapes(spread["model"]), checkpoint.step)
     if start == "warm":
-        checkpoints.offset = found.step
-        told = f"warm start: from the weights of step {found.step} in {checkpoints.folder.uri}, all else afresh"
-        logger.info(told)
-        emit("log", message=told)
+        checkpoints.offset = checkpoint.step
+        message = f"warm start: from the weights of step {checkpoint.step} in {checkpoints.folder.uri}, all else afresh"
+        logger.info(message)
+        emit("log", message=message)
         return start, None
-    checkpoints.offset = found.step - state["run"]["step"]
+    checkpoints.offset = checkpoint.step - state["run"]["step"]
     spread |= {name: state.pop(name) for name in ("optimizer", "sync") if name in state}
-    return start, state | {"resumed_step": found.step}
+    return start, state | {"resumed_step": checkpoint.step}
 
 
 def _start(checkpoints: Checkpointer, step: int | None, facts: _Facts | None, epochs: int) -> Start:
@@ -300,18 +300,20 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
 def _check_shapes(mine: Mapping[str, list[int]], theirs: Mapping[str, list[int]], step: int) -> None:
     """Refuse weights whose names and shapes are not the model's; the message names the first difference."""
     for name in [*mine, *theirs]:
-        here, there = (tuple(held[name]) if name in held else "no such tensor" for held in (mine, theirs))
-        if here != there:
+        own_shape, saved_shape = (
+            tuple(shapes[name]) if name in shapes else "no such tensor" for shapes in (mine, theirs)
+        )
+        if own_shape != saved_shape:
             raise CheckpointError(
-                f"{name!r} is {there} in the checkpoint of step {step} and {here} in the model: resume with the model "
-                "that was trained"
+                f"{name!r} is {saved_shape} in the checkpoint of step {step} and {own_shape} in the model: resume with "
+                "the model that was trained"
             )
 
 
 def rank_states(collective: Collective, device: torch.device, metrics: Any, strategy: Any) -> list[dict[str, Any]]:
     """Return what differs between ranks, in rank order: generators, metrics of the epoch under way, the strategy's."""
-    mine = {"rng": rng.capture(device), "metrics": metrics, "strategy": strategy}
-    return collective.all_gather_object(mine) if collective.world.size > 1 else [mine]
+    rank_state = {"rng": rng.capture(device), "metrics": metrics, "strategy": strategy}
+    return collective.all_gather_object(rank_state) if collective.world.size > 1 else [rank_state]
 
 
 def restore_rank(

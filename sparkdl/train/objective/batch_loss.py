@@ -54,10 +54,10 @@ class AuxiliaryLoss:
             if loss is None:
                 continue
             if not isinstance(loss, torch.Tensor) or loss.ndim:
-                what = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+                description = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
                 raise ConfigError(
-                    f"auxiliary_loss of module {name!r} is {what}, and is added to the loss: make it a scalar tensor, "
-                    "the mean over the rows of the batch, or None, or name it otherwise"
+                    f"auxiliary_loss of module {name!r} is {description}, and is added to the loss: make it a scalar "
+                    "tensor, the mean over the rows of the batch, or None, or name it otherwise"
                 )
             total = loss if total is None else total + loss
             if "auxiliary_loss" in vars(module):
@@ -144,8 +144,8 @@ class BatchLoss:
         returned = self._train_step(model, batch)
         loss, outputs = returned if isinstance(returned, tuple) else (returned, None)
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ConfigError(f"train_step returned a loss of {what}: return the scalar mean loss of the batch")
+            description = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigError(f"train_step returned a loss of {description}: return the scalar mean loss of the batch")
         return loss, outputs
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:

@@ -42,9 +42,9 @@ def meaning_of(loss: Any) -> Meaning:
     if inspect.isfunction(loss):
         return _MEANINGS.get(loss.__name__, "value") if loss.__module__.startswith("torch.") else "value"
     kind = loss if inspect.isclass(loss) else type(loss)
-    known = (_MEANINGS[one.__name__] for one in kind.__mro__ if one.__module__.startswith("torch.nn")
-             and one.__name__ in _MEANINGS)  # fmt: skip
-    return next(known, "value")
+    meanings = (_MEANINGS[ancestor.__name__] for ancestor in kind.__mro__ if ancestor.__module__.startswith("torch.nn")
+                and ancestor.__name__ in _MEANINGS)  # fmt: skip
+    return next(meanings, "value")
 
 
 def label_kind(loss: Any) -> LabelKind:

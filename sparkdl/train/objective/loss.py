@@ -56,8 +56,8 @@ class Objective:
         losses = _by_label("loss", task.loss, names, spread=True)
         weights = _by_label("loss_weights", task.loss_weights, names, spread=False)
         self.output_losses = [
-            _OutputLoss(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
-            for made, label, weight in zip(map(_made_loss, losses), names, weights, strict=True)
+            _OutputLoss(loss, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
+            for loss, label, weight in zip(map(_made_loss, losses), names, weights, strict=True)
         ]
         for output_loss in self.output_losses:
             output_loss.to(device)

@@ -130,14 +130,14 @@ class _Function:
         self._bytes = 0
 
     def update(self, output: Any, label: torch.Tensor, rows: int) -> None:
-        kept = _copied(metric_pair(output, label, classes=False))
-        self._bytes += _bytes(kept)
+        pair = _copied(metric_pair(output, label, classes=False))
+        self._bytes += _bytes(pair)
         if self._bytes > MOST_BYTES:
             raise ConfigError(
                 f"metric {self._name!r} is a function, computed over all rows, and their outputs and labels exceed "
                 f"{MOST_BYTES >> 20} MiB on one rank: give a torchmetrics metric, which keeps sums alone"
             )
-        self._batches.append(kept)
+        self._batches.append(pair)
 
     def state(self) -> Any:
         return _joined([_moved(batch, "cpu") for batch in self._batches]) if self._batches else None
@@ -216,7 +216,7 @@ class _Metric:
 
     def state(self) -> list[dict[str, Any]]:
         """For each part, how often it was updated and its states on the CPU, lists of tensors joined."""
-        found = []
+        part_states = []
         for part in self._parts:
             states: dict[str, Any] = {"": part.update_count}
             for name in part._reductions:
@@ -227,8 +227,8 @@ class _Metric:
                     states[name] = [v.detach().cpu() for v in value]
                 else:
                     states[name] = value.detach().cpu()
-            found.append(states)
-        return found
+            part_states.append(states)
+        return part_states
 
     def load(self, states: list[list[dict[str, Any]]]) -> None:
         for index, part in enumerate(self._parts):

@@ -74,10 +74,10 @@ def named_metric(name: str, label: str, loss: Any) -> NamedMetric:
             "label), or a torchmetrics object"
         )
     if (name in OF_VALUES) != (meaning == "value"):
-        fits = [one for one in METRIC_NAMES if (one in OF_VALUES) == (meaning == "value")]
-        said = "values" if meaning == "value" else "classes"
+        fits = [candidate for candidate in METRIC_NAMES if (candidate in OF_VALUES) == (meaning == "value")]
+        output_kind = "values" if meaning == "value" else "classes"
         raise ConfigError(
-            f"metric {name!r} of {label!r} does not fit outputs of {called}, which are {said}: choose one of "
+            f"metric {name!r} of {label!r} does not fit outputs of {called}, which are {output_kind}: choose one of "
             f"{', '.join(fits)}, or give a torchmetrics object"
         )
     activation: Activation = "none"
@@ -166,12 +166,12 @@ class MetricRule:
         else:
             output = output.reshape(-1)
             # 1 - p would lose what is far from 0.
-            both = (
+            class_chances = (
                 (torch.sigmoid(-output), torch.sigmoid(output))
                 if self.named.activation == "sigmoid"
                 else (1 - output, output)
             )
-            chances = torch.stack(both, dim=1)
+            chances = torch.stack(class_chances, dim=1)
         label = label.reshape(-1)
         if len(label) != len(chances):
             raise ConfigError(
@@ -180,10 +180,10 @@ class MetricRule:
             )
         if self.keeps_rows:
             return torch.cat([label[:, None], chances if self._classes > 2 else chances[:, 1:]], dim=1)
-        own = chances.gather(1, label.long().clamp(0, self._classes - 1)[:, None])[:, 0]
+        label_chances = chances.gather(1, label.long().clamp(0, self._classes - 1)[:, None])[:, 0]
         chosen = chances.argmax(dim=1) if self._classes > 2 else chances[:, 1] > 0.5
-        brier = chances.square().sum(dim=1) - 2 * own + 1
-        return torch.stack([label, chosen.double(), own, brier if self._classes > 2 else brier / 2], dim=1)
+        brier = chances.square().sum(dim=1) - 2 * label_chances + 1
+        return torch.stack([label, chosen.double(), label_chances, brier if self._classes > 2 else brier / 2], dim=1)
 
     def _sum_up(self) -> None:
         """Add the rows that were taken in to the sums."""
@@ -192,7 +192,9 @@ class MetricRule:
             self._add(self._sums_of(rows))
 
     def _add(self, sums: list[Sums]) -> None:
-        self._sums = [mine + new for mine, new in zip(self._sums, sums, strict=True)] if self._sums else sums
+        self._sums = (
+            [total + batch_sum for total, batch_sum in zip(self._sums, sums, strict=True)] if self._sums else sums
+        )
 
     def _sums_of(self, rows: Floats) -> list[Sums]:
         """The sums of each number of a value, or of the answers."""

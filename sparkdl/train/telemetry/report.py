@@ -59,8 +59,8 @@ class Reporter:
             self._emit("train", self._run.batch, self._run.steps_per_epoch)
         (before, since), self._seen = self._seen, (now, step)
         stride = max(1, step - since)
-        wanted = (self._next - now) * stride / max(now - before, 1e-9)
-        self.look_at = step + max(1, min(int(wanted), 2 * stride))  # doubled at most: steps may become slower
+        steps_until_due = (self._next - now) * stride / max(now - before, 1e-9)
+        self.look_at = step + max(1, min(int(steps_until_due), 2 * stride))  # doubled at most: steps may become slower
 
     def validation_done(self, batch: int, batches: int) -> None:
         """After each validation batch."""
@@ -75,9 +75,9 @@ class Reporter:
     def _emit(self, phase: str, batch: int, batches: int) -> None:
         now, run = time.perf_counter(), self._run
         self._next = now + self._interval
-        done = run.epoch * run.steps_per_epoch + run.batch
+        finished_batches = run.epoch * run.steps_per_epoch + run.batch
         if phase == "train":
-            self._marks.append((now, run.rows, done))
+            self._marks.append((now, run.rows, finished_batches))
             while len(self._marks) > 2 and now - self._marks[1][0] > _RECENT_SECONDS:
                 self._marks.pop(0)
         rate = eta = None
@@ -85,8 +85,8 @@ class Reporter:
             (first, rows, batches_done), (last, rows_now, done_now) = self._marks[0], self._marks[-1]
             seconds = max(last - first, 1e-9)
             rate = (rows_now - rows) / seconds
-            left = run.config.epochs * run.steps_per_epoch - done
-            eta = left * seconds / (done_now - batches_done) if done_now > batches_done else None
+            remaining_batches = run.config.epochs * run.steps_per_epoch - finished_batches
+            eta = remaining_batches * seconds / (done_now - batches_done) if done_now > batches_done else None
         loss = self._window.newest if self._window.newest is not None else run.loss
         emit(
             "progress",
@@ -124,8 +124,8 @@ class ScalarWriter:
         self._run, self._offset = run, offset
         self._writer: Any = None
         steps, epochs = run.history.steps["step"], run.history.epochs
-        known = int(epochs[-1]["step"]) if epochs else 0
-        self._written = bisect.bisect_right(steps, known)
+        newest_step = int(epochs[-1]["step"]) if epochs else 0
+        self._written = bisect.bisect_right(steps, newest_step)
         if config.tensorboard_dir is None:
             return
         if importlib.util.find_spec("tensorboard") is None:
@@ -136,7 +136,7 @@ class ScalarWriter:
         if run.world.is_leader:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = offset + known + 1
+            purge = offset + newest_step + 1
             _wait_for_a_second_of_its_own()
             self._writer = SummaryWriter(config.tensorboard_dir, purge_step=purge if purge > 1 or run.step else None)
 

@@ -125,9 +125,11 @@ class LossWindow:
         return list(table), [t / n for t, n, _ in table.values()], [rate for _, _, rate in table.values()]
 
     def _raise_non_finite(self, local: list[float]) -> None:
-        found = next(((index, value) for index, value in enumerate(local) if not math.isfinite(value)), None)
+        non_finite = next(((index, value) for index, value in enumerate(local) if not math.isfinite(value)), None)
         everyone = self._collective.all_gather_object(
-            None if found is None else (found[0], self._collective.world.rank, found[1], self._facts[found[0]])
+            None
+            if non_finite is None
+            else (non_finite[0], self._collective.world.rank, non_finite[1], self._facts[non_finite[0]])
         )
         _, rank, value, (step, batch, rows, global_rows, lr) = min(
             (entry for entry in everyone if entry is not None), key=lambda entry: entry[:2]
