@@ -70,9 +70,9 @@ class Roles:
                 raise ConfigError(
                     f"{name} packs columns, and input_shapes gives each its own tensor: drop one of the two"
                 )
-        both = sorted(set(self.continuous) & set(self.categorical))
-        if both:
-            raise ConfigError(f"continuous_cols and categorical_cols both name {both}: name each in one of them")
+        overlap = sorted(set(self.continuous) & set(self.categorical))
+        if overlap:
+            raise ConfigError(f"continuous_cols and categorical_cols both name {overlap}: name each in one of them")
         unknown = sorted(set(self.dtypes) - set(self.features))
         if unknown:
             raise ConfigError(f"feature_dtypes names {unknown}, which are no feature columns: take them out")
@@ -157,9 +157,9 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
     Raises:
         SchemaError: a column is missing, or of a type that cannot be used in its part.
     """
-    kept = {*roles.labels, *([roles.weight] if roles.weight else [])}
-    check_names(schema.fieldNames(), [*roles.features, *kept], cases=cases)
-    for name in sorted(kept):
+    labels_and_weight = {*roles.labels, *([roles.weight] if roles.weight else [])}
+    check_names(schema.fieldNames(), [*roles.features, *labels_and_weight], cases=cases)
+    for name in sorted(labels_and_weight):
         if name + COPY_SUFFIX in roles.features:
             raise SchemaError(
                 f"the feature column {name + COPY_SUFFIX!r} is called as the copy of {name!r}, a label or weight, "
@@ -180,7 +180,7 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
             dtype = _number_dtype(name, kind, roles, packs.get(name), floating)
             if isinstance(kind, T.DecimalType | T.BooleanType):
                 casts[name] = "double"
-            if name in kept and roles.shapes is None:
+            if name in labels_and_weight and roles.shapes is None:
                 copies[name] = name + COPY_SUFFIX
             stored = copies.get(name, name)
             groups.setdefault(packs.get(name, f"features_{dtype}"), []).append(stored)
@@ -188,10 +188,10 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
         else:
             dtype = roles.dtypes.get(name) or (roles.float_dtype if _is_floating(kind) else "")
             dtypes |= {name: dtype} if dtype else {}
-    for name in kept:
+    for name in labels_and_weight:
         if isinstance(_kind(schema, name, "label or weight column"), T.DecimalType):
             casts[name] = "double"
-    pack = _named([(name, [c for c in columns if c not in kept]) for name, columns in groups.items()])
+    pack = _named([(name, [c for c in columns if c not in labels_and_weight]) for name, columns in groups.items()])
     if roles.weight:
         dtypes[roles.weight] = "float32"
     sizes = _array_sizes(kinds, roles)

@@ -117,12 +117,12 @@ def prepare_existing(spec: FitSpec, train: Manifest, validation: Manifest | None
         SchemaError: they lack a column.
     """
     roles = spec.roles
-    held = {column for tensor in train.tensors for column in tensor.columns}
+    shard_columns = {column for tensor in train.tensors for column in tensor.columns}
     weight = (roles.weight,) if roles.weight else ()
     for name in (*roles.features, *roles.labels, *weight):
-        if name not in held:
+        if name not in shard_columns:
             raise SchemaError(
-                f"shard set {train.uri} holds no column {name!r}, only {sorted(held)}: choose among these"
+                f"shard set {train.uri} holds no column {name!r}, only {sorted(shard_columns)}: choose among these"
             )
     for name in (*roles.labels, *weight):
         if name not in {tensor.name for tensor in train.tensors}:
@@ -155,7 +155,7 @@ def _divided(
     plan: ColumnPlan, rows: DataFrame, marks: Column, uris: tuple[Storage, Storage], config: ShardConfig
 ) -> list[Manifest]:
     """Write training and validation rows in one reading: no row is in both, also of a frame that is never the same."""
-    both = write_split(
+    manifests = write_split(
         plan.select(rows, marks.alias(_HELD_OUT)),
         _HELD_OUT,
         uris,
@@ -164,7 +164,7 @@ def _divided(
         layout=plan.layout,
         config=config,
     )
-    return [_or_empty(one) for one in both]
+    return [_or_empty(manifest) for manifest in manifests]
 
 
 def _at_once(df: DataFrame, write: Callable[[str], Manifest], parts: list[str]) -> list[Manifest]:
@@ -270,19 +270,19 @@ def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> An
         SchemaError: it returned no frame with all the columns.
     """
     try:
-        made = function(frame)
+        transformed = function(frame)
     except Exception as error:
-        _, own, *_ = *traceback.extract_tb(error.__traceback__), None  # the first frame is this one
-        place = f" at {own.filename}:{own.lineno}" if own else ""
+        _, user_frame, *_ = *traceback.extract_tb(error.__traceback__), None  # the first frame is this one
+        place = f" at {user_frame.filename}:{user_frame.lineno}" if user_frame else ""
         raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{place}: correct it") from error
-    lacking = [name for name in names if name not in getattr(made, "columns", ())]
+    lacking = [name for name in names if name not in getattr(transformed, "columns", ())]
     if lacking:
-        returned = list(made.columns) if hasattr(made, "columns") else f"a {type(made).__name__}"
+        returned = list(transformed.columns) if hasattr(transformed, "columns") else f"a {type(transformed).__name__}"
         raise SchemaError(
             f"transformation_fn returned {returned} without {lacking}: return them, or name in "
             "transformation_removed_fields what it removes"
         )
-    return made[names]
+    return transformed[names]
 
 
 def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:
@@ -350,8 +350,8 @@ def prepare_data(
         raise ConfigError("label_columns names no column: name at least one")
     if compress_sparse:
         raise ConfigError("compress_sparse=True has no effect on Parquet, which is compressed anyway: leave it out")
-    others = [name for name in df.columns if name not in (*label_columns, sample_weight_col, validation)]
-    columns = [*(others if feature_columns is None else feature_columns), *label_columns]
+    other_columns = [name for name in df.columns if name not in (*label_columns, sample_weight_col, validation)]
+    columns = [*(other_columns if feature_columns is None else feature_columns), *label_columns]
     columns += [sample_weight_col] if sample_weight_col else []
     missing = [name for name in columns if name not in df.columns]
     if missing:

@@ -328,9 +328,9 @@ def _plain(value: Any) -> Any:
         return as_json("", {"value": value}, ConfigError)["value"]
     except ConfigError:
         if isinstance(value, list | tuple):
-            return [_plain(one) for one in value]
+            return [_plain(item) for item in value]
         if isinstance(value, Mapping):
-            return {_plain(str(name)): _plain(one) for name, one in value.items()}
+            return {_plain(str(name)): _plain(item) for name, item in value.items()}
         return getattr(value, "__qualname__", None) or (
             str(value) if isinstance(value, torch.dtype) else type(value).__name__
         )

@@ -307,10 +307,10 @@ def float_dtype_of(params: CheckedParams) -> str:
 
 def ranks_wanted(params: CheckedParams) -> int | None:
     """The number of ranks asked for; None for every slot."""
-    backend, asked = params.getOrDefault("backend"), params.getOrDefault("num_proc")
-    if asked is None and not isinstance(backend, str):
-        asked = backend.num_processes()
-    return None if asked is None else int(asked)
+    backend, num_proc = params.getOrDefault("backend"), params.getOrDefault("num_proc")
+    if num_proc is None and not isinstance(backend, str):
+        num_proc = backend.num_processes()
+    return None if num_proc is None else int(num_proc)
 
 
 def shuffles(params: CheckedParams) -> bool:

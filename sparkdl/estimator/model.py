@@ -146,9 +146,9 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         signature = self.signature
         if signature is None:
             raise ConfigError("this TorchModel has no signature, so nobody can feed it pandas rows: give signature=")
-        wanted = wanted_columns(self, signature, self._known_meanings(signature))
+        prediction_columns = wanted_columns(self, signature, self._known_meanings(signature))
         batch_rows = self.getOrDefault("transform_batch_size")
-        return predict_rows(rows, self.getModel(), signature, wanted, batch_rows, self._features)
+        return predict_rows(rows, self.getModel(), signature, prediction_columns, batch_rows, self._features)
 
     def save_bundle(
         self,
@@ -233,7 +233,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         if self._signature is None or "columns" not in self._origin:
             return dict(self._origin)
         names = renaming(self, self._signature, self._order, self._features)
-        return {**self._origin, "columns": {names.get(one, one): kind for one, kind in self._origin["columns"].items()}}
+        return {
+            **self._origin,
+            "columns": {names.get(column, column): kind for column, kind in self._origin["columns"].items()},
+        }
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         return score_frame(dataset, *self._asked(dataset))
@@ -247,8 +250,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             )
         with self._lock:
             signature = self.signature or signature_for(self, self.getModel(), dataset)
-            wanted = wanted_columns(self, signature, self._known_meanings(signature))
-            outputs = tuple(one.output for one in wanted)
+            prediction_columns = wanted_columns(self, signature, self._known_meanings(signature))
+            outputs = tuple(column.output for column in prediction_columns)
             # The copies that a param map makes share this dict: each combination of inputs and outputs is written once.
             key, model = (signature, outputs), self.getModel()
             weights, published = self._published.get(key, (None, None))
@@ -256,7 +259,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
                 weights = Weights(model)
                 published = publish(model, signature, outputs, dataset.sparkSession, self._home)
                 self._published[key] = weights, published
-            return published, wanted, self.getOrDefault("transform_batch_size"), self._features
+            return published, prediction_columns, self.getOrDefault("transform_batch_size"), self._features
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
         losses_given = self._loss_constructors or self._loss
@@ -502,8 +505,8 @@ def renaming(
     Raises:
         ConfigError: feature_columns or input_shapes do not fit the signature.
     """
-    own = signature.columns
-    before = list(order) if order and sorted(order) == sorted(own) else own
+    signature_columns = signature.columns
+    before = list(order) if order and sorted(order) == sorted(signature_columns) else signature_columns
     now = params.getOrDefault("feature_columns") or before
     _check_shapes(signature, before, params.getOrDefault("input_shapes"))
     if features is not None:
@@ -528,7 +531,7 @@ def _check_shapes(signature: Signature, columns: Sequence[str], shapes: Sequence
             f"input_shapes gives {len(shapes)} shapes for the {len(columns)} columns {list(columns)}: give one for each"
         )
     for column, shape in zip(columns, shapes or (), strict=False):
-        field = next(one for one in signature.inputs if column in one.columns)
+        field = next(tensor_input for tensor_input in signature.inputs if column in tensor_input.columns)
         expected = [-1, -1] if None in field.shape else [-1, *field.shape]
         if list(shape) != expected or len(field.columns) > 1:
             raise ConfigError(

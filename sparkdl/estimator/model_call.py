@@ -316,8 +316,8 @@ def _candidates(
     varying = [argument.name for argument in by_column if argument.index is None and _is_open(argument, manifest)]
     arrays = [name for name, spec in specs.items() if spec.shape or is_varying(spec)]
     columns = [argument.name for argument in by_column]
-    asked = asked_forms(parameters, arrays, sole=sole(varying or arrays), taken=columns)
-    names = {p.name for p in parameters} | set(asked)
+    forms_by_column = asked_forms(parameters, arrays, sole=sole(varying or arrays), taken=columns)
+    names = {p.name for p in parameters} | set(forms_by_column)
     styles: list[tuple[Style, tuple[ModelInput, ...]]] = [("positional", inputs), ("dict", by_column)]
     if len(inputs) > 1 and {argument.name for argument in inputs} <= names:
         styles.insert(0, ("keywords", inputs))
@@ -335,8 +335,8 @@ def _candidates(
     for style, arranged in styles:
         if style == "dict":
             yield ModelCall(tuple(entry for argument in arranged for entry in _in_a_dict(argument, manifest)), style)
-        elif asked:
-            yield _with_forms(arranged, asked, parameters, manifest)
+        elif forms_by_column:
+            yield _with_forms(arranged, forms_by_column, parameters, manifest)
         else:
             yield ModelCall(arranged, style)
 
@@ -537,8 +537,8 @@ def _unasked(model: torch.nn.Module, varying: Sequence[str]) -> list[str]:
     parameters = parameters_of(model)
     if wants_dict(parameters):
         return []
-    asked = asked_forms(parameters, varying, sole=sole(varying))
-    return [name for name in varying if name not in asked]
+    forms_by_column = asked_forms(parameters, varying, sole=sole(varying))
+    return [name for name in varying if name not in forms_by_column]
 
 
 def _check(model: torch.nn.Module, varying: Sequence[str], lengths: dict[str, tuple[int, int] | None]) -> None:

@@ -49,7 +49,7 @@ class OutputModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """Return one tensor a wanted output."""
         outputs = dict(zip(self.labels, split_outputs(self.model(*args, **kwargs), self.labels), strict=True))
-        return tuple(_made(outputs[one.label], one) for one in self.wanted)
+        return tuple(_made(outputs[spec.label], spec) for spec in self.wanted)
 
 
 def with_outputs(
@@ -60,7 +60,7 @@ def with_outputs(
     plain = [OutputSpec(label) for label in labels]
     chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
     chosen.eval()
-    return chosen, replace(signature, outputs=tuple(output_field(signature, one) for one in wanted))
+    return chosen, replace(signature, outputs=tuple(output_field(signature, spec) for spec in wanted))
 
 
 def output_field(signature: Signature, wanted: OutputSpec) -> TensorField:
@@ -180,17 +180,17 @@ def wanted_columns(params: Asked, signature: Signature, meanings: Mapping[str, M
             raise ConfigError(
                 f"{name} wants a vector with one number a class, {label!r} gives {shape} to its loss: drop it"
             )
-    wanted = []
+    columns = []
     if get("predictionCol"):
         is_class = meaning != "value" and fits
-        wanted.append(
+        columns.append(
             Wanted(get("predictionCol"), OutputSpec(label, "class", meaning) if is_class else OutputSpec(label))
         )
     else:
-        names = get("outputCols") or [f"{one}__output" for one in signature.answers]
-        wanted += [Wanted(name, OutputSpec(one)) for name, one in zip(names, shapes, strict=True)]
+        names = get("outputCols") or [f"{answer}__output" for answer in signature.answers]
+        columns += [Wanted(name, OutputSpec(answer)) for name, answer in zip(names, shapes, strict=True)]
     if get("probabilityCol"):
-        wanted.append(Wanted(get("probabilityCol"), OutputSpec(label, "probability", meaning), vector=True))
+        columns.append(Wanted(get("probabilityCol"), OutputSpec(label, "probability", meaning), vector=True))
     if get("rawPredictionCol"):
-        wanted.append(Wanted(get("rawPredictionCol"), OutputSpec(label, "raw", meaning), vector=True))
-    return wanted
+        columns.append(Wanted(get("rawPredictionCol"), OutputSpec(label, "raw", meaning), vector=True))
+    return columns

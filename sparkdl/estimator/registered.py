@@ -96,7 +96,7 @@ def load_model(
     if signature is None:
         raise ConfigError(f"{model} was published without a signature, so nobody can feed it: publish it with one")
     features = features_of(bundle.info, trusted)
-    history = [{key: math.nan if one is None else one for key, one in row.items()} for row in training.history]
+    history = [{key: math.nan if number is None else number for key, number in row.items()} for row in training.history]
     columns: dict[str, Any] = {str(parameter): value for parameter, value in training.columns.items()}
     origin = {
         "parameters": published.parameters,

@@ -81,5 +81,7 @@ def score_table(
             return predictor_of(*model._asked(rows), config)
         return Predictor(model=model, config=config or ScoreConfig())
 
-    source, goal = (one if isinstance(one, Table) else Table(one) for one in (table, target))
+    source, goal = (
+        table_or_uri if isinstance(table_or_uri, Table) else Table(table_or_uri) for table_or_uri in (table, target)
+    )
     return workers.score_table(spark, source, predictor, goal, version=version, where=where, keep=keep, write=write)

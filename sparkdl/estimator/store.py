@@ -264,8 +264,8 @@ def FilesystemStore(prefix_path: str, **options: Any) -> Store:
     Raises:
         ConfigError: as ``Store.create``.
     """
-    here = not _has_scheme(prefix_path)
-    return _created("FilesystemStore", Path(prefix_path) if here else prefix_path, **options)
+    is_local = not _has_scheme(prefix_path)
+    return _created("FilesystemStore", Path(prefix_path) if is_local else prefix_path, **options)
 
 
 def LocalStore(prefix_path: str, **options: Any) -> Store:
@@ -307,8 +307,10 @@ def HDFSStore(
         raise ConfigError(f"HDFSStore takes no {prefix_path!r}: give hdfs://host:port/path, hdfs:///path or /path")
     named, slash, path = prefix_path.removeprefix("hdfs://").partition("/")
     if not slash or (named and (host or port)):
-        wanted = f"{host or ''}{f':{port}' if port else ''}"
-        raise ConfigError(f"HDFSStore of {prefix_path!r} and host {wanted!r}: name the host once, and a path below it")
+        host_and_port = f"{host or ''}{f':{port}' if port else ''}"
+        raise ConfigError(
+            f"HDFSStore of {prefix_path!r} and host {host_and_port!r}: name the host once, and a path below it"
+        )
     if port and not host:
         raise ConfigError(f"port={port} of HDFSStore has no host: give host, too")
     address = f"hdfs://{named or host or ''}{f':{port}' if port else ''}/{path}"
@@ -364,8 +366,8 @@ def _created(
 ) -> Store:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
-        known = ", ".join((*_OPTIONS, "storage_options"))
-        raise ConfigError(f"{maker} takes no option {unknown[0]!r}: choose among {known}")
+        choices = ", ".join((*_OPTIONS, "storage_options"))
+        raise ConfigError(f"{maker} takes no option {unknown[0]!r}: choose among {choices}")
     return _made(Storage.of(prefix_path, storage_options), **options)
 
 

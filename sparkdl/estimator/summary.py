@@ -71,22 +71,22 @@ def horovod_history(epochs: Sequence[Mapping[str, float]]) -> list[dict[str, Any
     passed_over = {"epoch", "step", "lr", "seconds", "rows", "loss", "val_loss"}
     history = []
     for row in epochs:
-        rest = {name: value for name, value in row.items() if name not in passed_over}
-        held_out = {name.removeprefix("val_"): value for name, value in rest.items() if name.startswith("val_")}
-        training = {name: value for name, value in rest.items() if not name.startswith("val_")}
-        one: dict[str, Any] = {
+        metrics = {name: value for name, value in row.items() if name not in passed_over}
+        held_out = {name.removeprefix("val_"): value for name, value in metrics.items() if name.startswith("val_")}
+        training = {name: value for name, value in metrics.items() if not name.startswith("val_")}
+        entry: dict[str, Any] = {
             "epoch": int(row["epoch"]),
             "train": {"loss": row.get("loss"), "all_metrics": [training] if training else []},
         }
         if "val_loss" in row:
-            one["validation"] = {"loss": row["val_loss"], "all_metrics": [held_out] if held_out else []}
-        history.append(one)
+            entry["validation"] = {"loss": row["val_loss"], "all_metrics": [held_out] if held_out else []}
+        history.append(entry)
     return history
 
 
 def epoch_rows(epochs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """Return epochs as rows of the epoch table, whether they are such rows or in Horovod's form."""
-    return [_row(one) if isinstance(one.get("train"), Mapping) else dict(one) for one in epochs or ()]
+    return [_row(epoch) if isinstance(epoch.get("train"), Mapping) else dict(epoch) for epoch in epochs or ()]
 
 
 def _row(epoch: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,12 +150,12 @@ def plain_epochs(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float | in
     """Epochs as JSON takes them: None for what is not finite."""
     plain = []
     for row in rows:
-        numbers = {name: one.item() if hasattr(one, "item") else one for name, one in row.items()}
+        numbers = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
         plain.append(
             {
-                name: one if not isinstance(one, float) or math.isfinite(one) else None
-                for name, one in numbers.items()
-                if isinstance(one, float | int | None)
+                name: value if not isinstance(value, float) or math.isfinite(value) else None
+                for name, value in numbers.items()
+                if isinstance(value, float | int | None)
             }
         )
     return plain
@@ -252,7 +252,7 @@ def loss_warnings(
         return []
     guesses = {}
     for label, loss in losses.items():
-        stats = [one.statistics.get(label, ColumnStats()) for one in (train, rows)]
+        stats = [manifest.statistics.get(label, ColumnStats()) for manifest in (train, rows)]
         classes = label_kind(loss) == "classes"
         if not (classes and stats[1].count != rows.rows):  # one row's labels are chances, or a sequence
             guesses[label] = guess_loss(loss, *stats)
@@ -270,7 +270,10 @@ def loss_warnings(
     costs = [guess[1] for guess in guesses.values() if guess is not None]
     if validation is not None and len(costs) == len(losses) == 1 and epochs[0].get("step", 0) >= _LEAST_STEPS:
         first, last = ((row.get("loss", math.nan), row.get("val_loss", math.nan)) for row in (epochs[0], kept))
-        if all(held > _FAR * seen > 0 and held - seen > _OF_GUESS * costs[0] for seen, held in (first, last)):
+        if all(
+            val_loss > _FAR * train_loss > 0 and val_loss - train_loss > _OF_GUESS * costs[0]
+            for train_loss, val_loss in (first, last)
+        ):
             sentences.append(
                 f"the training loss lies far below the validation loss from the first epoch on ({first[0]:.4g} against "
                 f"{first[1]:.4g}): rows may train in an order that the optimizer follows (shuffle them), a feature may "

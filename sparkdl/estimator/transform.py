@@ -90,12 +90,12 @@ def publish(
     root = _root(spark, home)
     if root is None:
         return Published(chosen, answer)
-    own = type(chosen).__module__  # the driver has it, and says so itself
-    if is_loose(own):  # which workers cannot import, whatever its bundle_arguments() say: it goes by value, in a pickle
+    module = type(chosen).__module__  # the driver has it, and says so itself
+    if is_loose(module):  # workers cannot import it, whatever its bundle_arguments() say: it goes by value, in a pickle
         chosen = OutputModule(chosen, [field.name for field in signature.outputs], wanted)
     with loose_by_value(chosen):
-        kept = keep(root, lambda folder: save_bundle(chosen, folder, signature=answer, allow_pickle=True))
-    return Published(kept, answer, () if never(own) else (own,))
+        bundle = keep(root, lambda folder: save_bundle(chosen, folder, signature=answer, allow_pickle=True))
+    return Published(bundle, answer, () if never(module) else (module,))
 
 
 def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
@@ -127,8 +127,10 @@ def predict_rows(
     chosen, answer = with_outputs(model, signature, [column.output for column in wanted])
     scorer = chosen if features is None else WithFeatures(chosen, features)
     table = score_rows(scorer, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
-    made = {column.column: table.column(position).to_pandas().to_numpy() for position, column in enumerate(wanted)}
-    return rows.assign(**made)
+    predictions = {
+        column.column: table.column(position).to_pandas().to_numpy() for position, column in enumerate(wanted)
+    }
+    return rows.assign(**predictions)
 
 
 def score_frame(
@@ -189,9 +191,9 @@ def predictor_of(
 def _check_free(wanted: Sequence[Wanted], columns: Iterable[str], *, cases: bool) -> None:
     """Refuse prediction columns that are there already."""
     existing = {folded(name, cases=cases) for name in columns}
-    taken = [column.column for column in wanted if folded(column.column, cases=cases) in existing]
-    if taken:
+    duplicates = [column.column for column in wanted if folded(column.column, cases=cases) in existing]
+    if duplicates:
         raise SchemaError(
-            f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "
-            "its like, or drop those of the frame"
+            f"the columns {duplicates} would appear twice in the result: name others by outputCols, or by "
+            "predictionCol and its like, or drop those of the frame"
         )

@@ -397,10 +397,10 @@ class _Search:
         """
         with self._making, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed + trial.number)
-            made = self._make(**trial.settings)
-        if not isinstance(made, TorchEstimator):
-            raise ConfigError(f"make returned a {type(made).__name__}: return a TorchEstimator")
-        estimator: TorchEstimator = made.copy()
+            candidate = self._make(**trial.settings)
+        if not isinstance(candidate, TorchEstimator):
+            raise ConfigError(f"make returned a {type(candidate).__name__}: return a TorchEstimator")
+        estimator: TorchEstimator = candidate.copy()
         estimator.setParams(run_id=self._run_id(trial))
         if self._store is not None:
             estimator.setParams(store=self._store)
@@ -451,14 +451,14 @@ class _Search:
     def _keep(self, trial: Trial) -> None:
         self.trials[trial.number] = trial
         if self._kept is not None:
-            kept = _Kept(
+            record = _Kept(
                 settings=trial.settings,
                 metric=self._metric,
                 values={str(epochs): value for epochs, value in trial.values.items()},
                 failed=trial.failed,
                 seconds=trial.seconds,
             )
-            self._kept.child(f"trial-{trial.number}.json").write_atomic(encode(kept))
+            self._kept.child(f"trial-{trial.number}.json").write_atomic(encode(record))
 
     def _read(self, trial: Trial) -> Trial:
         """What an earlier call of this name has seen of a trial.
@@ -472,13 +472,13 @@ class _Search:
             return trial
         stored = read(document, _Kept, "delete it, or give another run_id")
         values = {int(epochs): value for epochs, value in stored.values.items()}
-        asked: dict[str, Any] = {"metric": self._metric}
+        this_search: dict[str, Any] = {"metric": self._metric}
         stored_search: dict[str, Any] = {"metric": stored.metric}
         if self._sampler is None:
-            asked["settings"], stored_search["settings"] = trial.settings, stored.settings
-        if asked != stored_search:
+            this_search["settings"], stored_search["settings"] = trial.settings, stored.settings
+        if this_search != stored_search:
             raise ConfigError(
-                f"trial {trial.number} is {asked}, and the search whose trials lie in {self._kept.uri} had "
+                f"trial {trial.number} is {this_search}, and the search whose trials lie in {self._kept.uri} had "
                 f"{stored_search}: go on with what it had, or give another run_id"
             )
         if self._sampler is not None:

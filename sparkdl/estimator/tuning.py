@@ -60,7 +60,9 @@ class _SearchWriter(StageWriter):
         self._instance = instance
 
     def _check(self) -> None:
-        for param, value in (pair for one in self._instance.getEstimatorParamMaps() for pair in one.items()):
+        for param, value in (
+            pair for param_map in self._instance.getEstimatorParamMaps() for pair in param_map.items()
+        ):
             try:
                 json.dumps(None if isinstance(value, MLWritable) else value)
             except TypeError as cause:
@@ -148,7 +150,7 @@ class GridFits(Iterator[tuple[int, TorchModel]]):
         self._fits: list[tuple[CheckedParams, SharedShards]] = []
         for estimator in estimators:
             key, transformation = sharing_key(estimator), estimator.getOrDefault("transformation_fn")
-            alike = (each for each in self._shared if each.key == key and each.transformation is transformation)
+            alike = (shared for shared in self._shared if shared.key == key and shared.transformation is transformation)
             shards = next(alike, None)
             if shards is None:
                 shards = SharedShards(key, transformation)

@@ -101,9 +101,9 @@ def _packed(value: Any) -> Payload:
 
 def _culprit(value: Any) -> str:
     """Which of the user's objects cannot be pickled, under the name of its parameter."""
-    for one in fields(value) if is_dataclass(value) else ():
-        value_of_field = getattr(value, one.name)
-        name = one.metadata.get("parameter", one.name)
+    for field in fields(value) if is_dataclass(value) else ():
+        value_of_field = getattr(value, field.name)
+        name = field.metadata.get("parameter", field.name)
         for position, part in enumerate(value_of_field) if isinstance(value_of_field, list) else [(-1, value_of_field)]:
             try:
                 Payload.of(part)
@@ -199,11 +199,11 @@ def place_of_error(error: Exception) -> str | None:
     says.
     """
     frames = _frames(error)
-    own = _users_frames(frames)
-    explicit = bool(own) and own[-1] is frames[-1] and _raises(own[-1])
+    user_frames = _users_frames(frames)
+    explicit = bool(user_frames) and user_frames[-1] is frames[-1] and _raises(user_frames[-1])
     if isinstance(error, _BY_ARGUMENTS) and not isinstance(error, NotImplementedError) and not explicit:
         return None
-    return _line(own or frames)
+    return _line(user_frames or frames)
 
 
 @contextmanager

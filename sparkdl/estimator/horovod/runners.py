@@ -148,7 +148,7 @@ class TorchDistributor:
             raise ConfigError(
                 f"a training file takes no keyword arguments, {sorted(kwargs)} were given: pass them in args"
             )
-        job = (str(path), path.read_bytes(), [str(one) for one in args])
+        job = (str(path), path.read_bytes(), [str(argument) for argument in args])
         return _leader_value(_run_script, args=job, **settings)
 
     def _train_on_dataframe(self, train_function: Any, spark_dataframe: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,10 +161,10 @@ class TorchDistributor:
         from pyspark.sql import SparkSession
 
         conf = (SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()).conf
-        asked, ignored = (
+        is_ssl_enabled, ignored = (
             str(conf.get(name, "false")).lower() == "true" for name in ("spark.ssl.enabled", self.ssl_conf)
         )
-        if asked and not ignored:
+        if is_ssl_enabled and not ignored:
             raise ConfigError(
                 "spark.ssl.enabled=true asks for encryption, and what ranks send each other is not encrypted: set "
                 f"{self.ssl_conf}=true in Spark to run all the same"

@@ -105,8 +105,8 @@ def backend_of(name: str, backend: Any) -> SparkBackend | Backend:
         count = backend.num_processes()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"num_processes() of {name}, a {kind.__name__}, is {count!r}: return the number of ranks")
-        own: Backend = backend
-        return own
+        custom_backend: Backend = backend
+        return custom_backend
     started = getattr(backend, "start_timeout", None)
     return SparkBackend(backend.num_processes(), getattr(backend, "env", None), start_timeout=started)
 

@@ -84,9 +84,10 @@ def check_conflicts(params: CheckedParams) -> None:
     if {"loss", "loss_constructors"} <= names and params.isSet("loss") and params.isSet("loss_constructors"):
         raise ConfigError("loss and loss_constructors are both given: drop one of the two")
     if {"outputCols", "predictionCol"} <= names and params.isSet("outputCols") and params.isSet("predictionCol"):
-        both = params.getOrDefault("outputCols"), params.getOrDefault("predictionCol")
+        output_names = params.getOrDefault("outputCols"), params.getOrDefault("predictionCol")
         raise ConfigError(
-            f"outputCols={both[0]} and predictionCol={both[1]!r} both name the output: give one of the two"
+            f"outputCols={output_names[0]} and predictionCol={output_names[1]!r} both name the output: give one of the "
+            "two"
         )
 
 
@@ -199,14 +200,14 @@ _NEAR = 0.8  # below it, similar spelling means nothing
 def advice(name: str, known: Iterable[str]) -> str:
     """What to say of ``name``, which is none of the ``known`` parameters."""
     names = list(known)
-    plain = {_plain(one): one for one in names}
+    plain = {_plain(parameter): parameter for parameter in names}
     if _plain(name) in plain:
         return f"it is spelt {plain[_plain(name)]}"
-    for here, others in _RENAMED.items():
-        if _plain(name) in map(_plain, others) and (here in names or "," in here):
-            return f"use {here}"
-    for other, remedy in _WITHOUT.items():
-        if _plain(name) == _plain(other):
+    for our_name, foreign_names in _RENAMED.items():
+        if _plain(name) in map(_plain, foreign_names) and (our_name in names or "," in our_name):
+            return f"use {our_name}"
+    for foreign_name, remedy in _WITHOUT.items():
+        if _plain(name) == _plain(foreign_name):
             return remedy
     near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
     return f"did you mean {near[0]}?" if near else "see explainParams() for the names there are"

@@ -307,10 +307,10 @@ Horovod's TorchEstimator, Spark ML, or sparkdl itself. A value of None means the
 
 def render() -> str:
     """Return the whole page."""
-    both = "\n".join(f"- `{ours}` or `{alias}`: giving both is an error." for ours, alias in ALIASES.items())
+    alias_lines = "\n".join(f"- `{ours}` or `{alias}`: giving both is an error." for ours, alias in ALIASES.items())
     return (
         f"{_INTRODUCTION}\n## TorchEstimator\n\n{_table(SPECS)}\n"
-        f"### Two names for one thing\n\n{both}\n\n## TorchModel\n\n{_table(MODEL_SPECS)}"
+        f"### Two names for one thing\n\n{alias_lines}\n\n## TorchModel\n\n{_table(MODEL_SPECS)}"
     )
 
 

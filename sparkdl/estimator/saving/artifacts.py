@@ -131,7 +131,7 @@ def load_named(
     decoder = Decoder(tensors, known, trusted, allowed=allowed)
     source = Source(folder.child(_PLAIN).uri, "it was altered, save the model again")
     text = parse(check_file(folder.child(_PLAIN), plain), source, MAX_BYTES)
-    objects = {name: decoder.decode(one) for name, one in convert(text, dict[str, Any], source).items()}
+    objects = {name: decoder.decode(encoded) for name, encoded in convert(text, dict[str, Any], source).items()}
     if allowed:
         return objects | (read_objects(folder, files, known) if files else {})
     for name, fact in files.items():

@@ -126,7 +126,11 @@ class Encoder(trees.Encoder):
                 raise NotPlain("an optimizer of parameters that are not the model's")
             names.append([self._known[id(p)] for p in group["params"]])
         groups = [{key: item for key, item in group.items() if key != "params"} for group in value.param_groups]
-        state = {self._known[id(p)]: dict(found) for p, found in value.state.items() if id(p) in self._known}
+        state = {
+            self._known[id(p)]: dict(parameter_state)
+            for p, parameter_state in value.state.items()
+            if id(p) in self._known
+        }
         if len(state) != len(value.state) or value.__dict__.get("_optimizer_step_pre_hooks"):
             raise NotPlain("an optimizer with state or hooks of its own")
         return {
@@ -217,28 +221,28 @@ class Decoder(trees.Decoder):
         return self._known[name]
 
     def _optimizer(self, *, kind: str, params: list[list[str]], groups: Any, defaults: Any, state: Any) -> Any:
-        made = resolve(kind, self._allowed, "a saved optimizer")
-        if not (inspect.isclass(made) and issubclass(made, torch.optim.Optimizer)):
+        optimizer_class = resolve(kind, self._allowed, "a saved optimizer")
+        if not (inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)):
             raise BundleError(f"{kind} is no torch.optim.Optimizer: save the optimizer again")
         options = self._any(groups)
         filled = [
             {"params": [self._parameter(name) for name in of], **option}
             for of, option in zip(params, options, strict=True)
         ]
-        optimizer = _made(made, filled)
+        optimizer = _made(optimizer_class, filled)
         optimizer.defaults.update(self._any(defaults))
         order = {name: place for place, name in enumerate(name for of in params for name in of)}
         places = iter(range(sum(map(len, params))))
         packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(params, options, strict=True)]
-        state_by_place = {order[name]: one for name, one in self._any(state).items()}
+        state_by_place = {order[name]: parameter_state for name, parameter_state in self._any(state).items()}
         optimizer.load_state_dict({"state": state_by_place, "param_groups": packed})
         return optimizer
 
     def _loss(self, *, kind: str, arguments: Any, training: bool) -> nn.Module:
-        made = getattr(nn, kind, None)
-        if not (inspect.isclass(made) and _is_loss(made)):
+        loss_class = getattr(nn, kind, None)
+        if not (inspect.isclass(loss_class) and _is_loss(loss_class)):
             raise BundleError(f"torch.nn {torch.__version__} has no loss {kind!r}: load it with its torch")
-        return cast(nn.Module, made(**self._any(arguments))).train(training)
+        return cast(nn.Module, loss_class(**self._any(arguments))).train(training)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
@@ -260,7 +264,7 @@ def _fields(record: Any) -> dict[str, Any]:
         if "nics" in saved:
             saved["nics"] = [saved["nics"]] if isinstance(saved["nics"], str) else list(saved["nics"])
         return {"num_proc": record.num_processes(), "env": record.env, **saved}
-    values = {one.name: getattr(record, one.name) for one in fields(record)}
+    values = {entry.name: getattr(record, entry.name) for entry in fields(record)}
     return {**values, **record.addresses()} if isinstance(record, Store) else values
 
 

@@ -146,14 +146,14 @@ class EstimatorWriter(StageWriter):
         names = [spec.name for spec in self._instance.SPECS if not spec.json]
         objects = {name: values[name] for name in names if name in values}
         section: dict[str, Any] = {}
-        known: dict[int, str] = {}
+        tensor_names: dict[int, str] = {}
         model = objects.get("model")
         if isinstance(model, torch.nn.Module):
             with contextlib.suppress(BundleError):  # then it goes into the pickle, and its optimizer with it
                 section["bundle"] = save_bundle(model, root.child("bundle")).content_hash
                 section["training"] = model.training
-                known = {id(tensor): name for name, tensor in _tensors(objects.pop("model")).items()}
-        section["objects"] = save_named(objects, root.child("objects"), known)
+                tensor_names = {id(tensor): name for name, tensor in _tensors(objects.pop("model")).items()}
+        section["objects"] = save_named(objects, root.child("objects"), tensor_names)
         self._metadata(self._instance, root, section)
 
 
@@ -183,8 +183,8 @@ class EstimatorReader(MLReader[Any]):
         if section.bundle is not None:
             model = load_bundle(root.child("bundle"), expected_hash=section.bundle, trusted=trusted).model
             objects["model"] = model.train(section.training)
-        known = _tensors(objects["model"]) if objects else None
-        objects |= load_named(root.child("objects"), section.objects, known, allowed=allowed, trusted=trusted)
+        tensors = _tensors(objects["model"]) if objects else None
+        objects |= load_named(root.child("objects"), section.objects, tensors, allowed=allowed, trusted=trusted)
         return _restored(self._kind(), metadata, root, objects)
 
 
@@ -214,8 +214,8 @@ class ModelWriter(StageWriter):
                 example=example_of(signature),
                 allow_pickle=True,
             )
-        known = {id(tensor): name for name, tensor in _tensors(model).items()}
-        facts = save_named(self._instance._objects(), root.child("objects"), known)
+        tensor_names = {id(tensor): name for name, tensor in _tensors(model).items()}
+        facts = save_named(self._instance._objects(), root.child("objects"), tensor_names)
         self._metadata(self._instance, root, {"bundle": info.content_hash, "objects": facts})
 
 
@@ -245,8 +245,8 @@ class ModelReader(MLReader[Any]):
         if not allowed and read_bundle(folder).recipe.kind == "pickle":
             raise BundleError(f"the model of {root.uri} is saved as a pickle, which can run any code: {REMEDY}")
         bundle = load_bundle(folder, expected_hash=section.bundle or "", allow_pickle=allowed, trusted=trusted)
-        known = _tensors(bundle.model)
-        objects = load_named(root.child("objects"), section.objects, known, allowed=allowed, trusted=trusted)
+        tensors = _tensors(bundle.model)
+        objects = load_named(root.child("objects"), section.objects, tensors, allowed=allowed, trusted=trusted)
         strange = sorted(set(objects) - set(self._kind()._objects()))
         if strange:
             raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
