@@ -253,10 +253,10 @@ class SpreadModel:
 
     def _placed(self, batch: BatchLike | Mapping[str, torch.Tensor]) -> BatchLike:
         if isinstance(batch, Mapping) and not hasattr(batch, "global_rows"):
-            mine = len(next(iter(batch.values())))
-            total = int(self._sum_of_rows(torch.tensor(float(mine), dtype=torch.float64, device=self._device)))
+            own_rows = len(next(iter(batch.values())))
+            total = int(self._sum_of_rows(torch.tensor(float(own_rows), dtype=torch.float64, device=self._device)))
             if not total:
                 raise ConfigError("a batch has 0 rows on all ranks: leave it out on all of them")
-            weight = mine * self._strategy.data_size / total
-            batch = Batch(batch, rows=mine, global_rows=total, weight=weight)
+            weight = own_rows * self._strategy.data_size / total
+            batch = Batch(batch, rows=own_rows, global_rows=total, weight=weight)
         return self._place(batch)  # type: ignore[arg-type]

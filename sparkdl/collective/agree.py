@@ -32,14 +32,14 @@ def agree_on_tensors(ranks: Ranks, named: Named) -> None:
         ConfigError: a tensor is sparse, or lazy and without a shape so far.
     """
     unusable = next((name for name, tensor in named if not _is_plain(tensor)), None)
-    mine = [] if unusable else [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
-    digest = hashlib.sha256(f"{unusable} {mine}".encode()).digest()
+    own_layout = [] if unusable else [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
+    digest = hashlib.sha256(f"{unusable} {own_layout}".encode()).digest()
     digests = ranks.gather_rows(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-    if all(torch.equal(other, digests[0]) for other in digests):
+    if all(torch.equal(peer_digest, digests[0]) for peer_digest in digests):
         if unusable:
             raise ConfigError(_unusable(unusable))
         return
-    everyone: list[tuple[str | None, Description]] = ranks.all_gather_object((unusable, mine))
+    everyone: list[tuple[str | None, Description]] = ranks.all_gather_object((unusable, own_layout))
     for rank, (bad, _) in enumerate(everyone):
         if bad:
             raise ConfigError(f"rank {rank}: {_unusable(bad)}")
@@ -57,18 +57,18 @@ def _unusable(name: str) -> str:
 
 def _difference(everyone: list[Description]) -> str:
     first = everyone[0]
-    for rank, other in enumerate(everyone):
-        for mine, theirs in zip(first, other, strict=False):
-            if mine != theirs:
+    for rank, peer in enumerate(everyone):
+        for leader_tensor, peer_tensor in zip(first, peer, strict=False):
+            if leader_tensor != peer_tensor:
                 return (
-                    f"{mine[0]} is {mine[1]} of {mine[2]} on rank 0, but rank {rank} has {theirs[0]} "
-                    f"{theirs[1]} of {theirs[2]} there: build the same model on every rank"
+                    f"{leader_tensor[0]} is {leader_tensor[1]} of {leader_tensor[2]} on rank 0, but rank {rank} has "
+                    f"{peer_tensor[0]} {peer_tensor[1]} of {peer_tensor[2]} there: build the same model on every rank"
                 )
-        if len(first) != len(other):
-            longer, holder = (first, 0) if len(first) > len(other) else (other, rank)
-            extra = longer[min(len(first), len(other))]
+        if len(first) != len(peer):
+            longer, holder = (first, 0) if len(first) > len(peer) else (peer, rank)
+            extra = longer[min(len(first), len(peer))]
             return (
-                f"rank 0 has {len(first)} tensors and rank {rank} has {len(other)}: {extra[0]} {extra[1]} exists on "
+                f"rank 0 has {len(first)} tensors and rank {rank} has {len(peer)}: {extra[0]} {extra[1]} exists on "
                 f"rank {holder} alone; build the same model on every rank"
             )
     raise AssertionError("descriptions with different hashes are equal")
@@ -92,18 +92,18 @@ def share_optimizer(ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
         CheckpointError: the ranks' parameter groups differ.
     """
     counts = ranks.all_gather_object([len(g["params"]) for g in optimizer.param_groups])
-    for rank, other in enumerate(counts):
-        if other != counts[0]:
+    for rank, sizes in enumerate(counts):
+        if sizes != counts[0]:
             raise CheckpointError(
-                f"the optimizer of rank 0 has groups of {counts[0]} parameters and that of rank {rank} of {other}: "
+                f"the optimizer of rank 0 has groups of {counts[0]} parameters and that of rank {rank} of {sizes}: "
                 "build the same optimizer on every rank"
             )
     leader = ranks.world.rank == 0
-    mine: list[torch.Tensor] = []
-    outline = _outline(optimizer.state_dict(), mine) if leader else None
+    leader_tensors: list[torch.Tensor] = []
+    outline = _outline(optimizer.state_dict(), leader_tensors) if leader else None
     outline = ranks.broadcast_object(outline)
     device = ranks.world.device
-    tensors = mine if leader else []
+    tensors = leader_tensors if leader else []
     if not leader:
         filled = _fill(outline, tensors, device)
     staged = [tensor.to(device) for tensor in tensors] if leader else tensors

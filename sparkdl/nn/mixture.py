@@ -331,8 +331,8 @@ class BatchBalance:
             return outputs
         self._tokens += len(probabilities)
         self._probabilities = self._probabilities + probabilities.detach().sum(0)
-        added: torch.Tensor = _AddedGradient.apply(outputs, probabilities.sum(0), self._gradient)  # type: ignore[no-untyped-call]
-        return added
+        balanced_outputs: torch.Tensor = _AddedGradient.apply(outputs, probabilities.sum(0), self._gradient)  # type: ignore[no-untyped-call]
+        return balanced_outputs
 
     def _gradient(self) -> torch.Tensor:
         """Of the loss, by the probabilities that are added up over this rank's tokens."""
@@ -372,9 +372,9 @@ def _codes(logits: torch.Tensor, chosen_logits: torch.Tensor, chosen: torch.Tens
     Odds order tokens as probabilities do, and go on doing so where those round to 1. They are rounded, since one token
     may get other last bits on another rank.
     """
-    others = logits.unsqueeze(1).expand(-1, chosen.shape[1], -1)
-    others = others.scatter(-1, chosen.unsqueeze(-1), -math.inf).logsumexp(-1)
-    odds = ((chosen_logits - others) / _ODDS_STEP).nan_to_num(0.0).clamp(-_ODDS_LIMIT, _ODDS_LIMIT).round().long()
+    other_logits = logits.unsqueeze(1).expand(-1, chosen.shape[1], -1)
+    other_logits = other_logits.scatter(-1, chosen.unsqueeze(-1), -math.inf).logsumexp(-1)
+    odds = ((chosen_logits - other_logits) / _ODDS_STEP).nan_to_num(0.0).clamp(-_ODDS_LIMIT, _ODDS_LIMIT).round().long()
     return (chosen << 42) + (odds + _ODDS_LIMIT)
 
 
@@ -448,8 +448,8 @@ def take_dropped(model: torch.nn.Module) -> tuple[int, int]:
     A token makes ``k`` choices in each layer. Both numbers are of this rank's tokens; their sums over the ranks that
     read different rows are the global ones. With activation checkpointing a choice counts in each of its passes.
     """
-    taken = [layer.take_dropped() for layer in mixtures(model).values()]
-    return sum(dropped for dropped, _ in taken), sum(choices for _, choices in taken)
+    counts = [layer.take_dropped() for layer in mixtures(model).values()]
+    return sum(dropped for dropped, _ in counts), sum(choices for _, choices in counts)
 
 
 def tell_dropped(

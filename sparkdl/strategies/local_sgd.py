@@ -170,14 +170,14 @@ class LocalSGD(AllReduce):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the mean of the models, the leader's optimizer, and how far outer steps are; the ranks go on alone."""
         tensors = self._apart() if self._steps_alone else []
-        own = [tensor.detach().clone() for tensor in tensors]
-        if own:
+        rank_values = [tensor.detach().clone() for tensor in tensors]
+        if rank_values:
             self._average(tensors)
         state = None
         if self.collective.world.is_leader:
             model = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             state = {"model": model, "optimizer": self.optimizer.state_dict(), "sync": self._outer_state()}
-        for tensor, value in zip(tensors, own, strict=True):
+        for tensor, value in zip(tensors, rank_values, strict=True):
             tensor.copy_(value)
         return state
 

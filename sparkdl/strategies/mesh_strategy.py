@@ -369,8 +369,8 @@ class MeshStrategy(Strategy):
                 from torch.distributed import new_subgroups_by_enumeration
 
                 axes = [DIMENSIONS.index(dimension) for dimension in dimensions]
-                others = [axis for axis in range(len(DIMENSIONS)) if axis not in axes]
-                ranks = self._devices.mesh.permute(*others, *axes).reshape(-1, _product(self.mesh, dimensions))
+                other_axes = [axis for axis in range(len(DIMENSIONS)) if axis not in axes]
+                ranks = self._devices.mesh.permute(*other_axes, *axes).reshape(-1, _product(self.mesh, dimensions))
                 self._groups[dimensions], _ = new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
         return self._groups[dimensions]
 

@@ -293,8 +293,8 @@ class ParameterServer(Strategy):
         self._check_values()
 
     def _check_values(self) -> None:
-        for number, (pulled, held) in enumerate(zip(self._sums, self._sums_of_bits(), strict=True)):
-            if pulled != held:
+        for number, (pulled, current) in enumerate(zip(self._sums, self._sums_of_bits(), strict=True)):
+            if pulled != current:
                 raise ConfigError(
                     f"parameter {self._names[number][0]!r} was written into on a worker, by a callback or by the model "
                     f"itself, and strategy='{self.text}' overwrites it by what its servers have: choose "
@@ -331,9 +331,9 @@ class ParameterServer(Strategy):
                     rows[index] = True, gradient.indices()[0], gradient.values()
                 else:
                     numbers = gradient.indices()[0]
-                    mine = numbers % self.options.servers == server
+                    on_server = numbers % self.options.servers == server
                     keeps = self._tables[part.number].sparse
-                    rows[index] = keeps, numbers[mine] // self.options.servers, gradient.values()[mine]
+                    rows[index] = keeps, numbers[on_server] // self.options.servers, gradient.values()[on_server]
             message = {
                 "op": "push",
                 "clock": self._clock,
@@ -471,8 +471,8 @@ class ParameterServer(Strategy):
             link.close(failed=not self._is_through)
         if self._listeners and self._is_through:  # the others may be about to read their last answer
             with self._workers.changed:
-                others = self._workers.alive - {self._ranks.world.rank}
-                self._workers.changed.wait_for(lambda: not others & self._workers.alive, _LEAVE_SECONDS)
+                other_workers = self._workers.alive - {self._ranks.world.rank}
+                self._workers.changed.wait_for(lambda: not other_workers & self._workers.alive, _LEAVE_SECONDS)
         for listener in self._listeners:
             listener.close()
 
@@ -524,8 +524,8 @@ class ParameterServer(Strategy):
         """A whole parameter, a table in a file; the optimizer's state of it, too, if ``snapshots`` collects parts."""
         wholes: dict[str, Any] = {}
         for server, index, rows in self._pieces(number):
-            asked = {"op": "state", "part": index, "rows": rows, "optimizer": snapshots is not None}
-            values, state = self._ask({server: Message(asked)})[server].value
+            request = {"op": "state", "part": index, "rows": rows, "optimizer": snapshots is not None}
+            values, state = self._ask({server: Message(request)})[server].value
             for name, piece in {"": values, **state}.items():
                 if rows is None or not isinstance(piece, torch.Tensor) or piece.shape != values.shape:
                     wholes[name] = _in_file(piece) if server and snapshots is not None else piece
@@ -568,12 +568,12 @@ class ParameterServer(Strategy):
             with fitting("optimizer"):
                 groups = None if optimizer is None else optimizer["param_groups"]
                 if groups is not None:
-                    theirs, ours = (
+                    saved_sizes, own_sizes = (
                         [len(group["params"]) for group in param_groups]
                         for param_groups in (groups, self.optimizer.param_groups)
                     )
-                    if theirs != ours:
-                        raise ValueError(f"groups of {theirs} parameters for groups of {ours}")
+                    if saved_sizes != own_sizes:
+                        raise ValueError(f"groups of {saved_sizes} parameters for groups of {own_sizes}")
             for number in self._places:
                 values = model[self._names[number][0]]
                 entries = {} if optimizer is None else optimizer["state"].get(number, {})

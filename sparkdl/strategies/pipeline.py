@@ -308,9 +308,9 @@ class _Runner(torch.nn.Module):
         self._layers = tuple(layers)
 
     def forward(self, *received: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        own = [tensors[f"tensor_{i}"] for i in range(len(self.inputs))]
+        batch_tensors = [tensors[f"tensor_{i}"] for i in range(len(self.inputs))]
         with self.objective.autocast(), counting(self._layers, next(self.counted_rows)):
-            result = self.module(*own, *_filled(self.received, received))
+            result = self.module(*batch_tensors, *_filled(self.received, received))
         outputs: list[torch.Tensor] = []
         structure = _taken_apart(result, outputs)
         if self.structure is None:

@@ -539,19 +539,21 @@ def _micro_batch_seconds(
 
 def _saved_bytes(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> int:
     """Bytes that a forward pass keeps for the backward pass, without parameters and inputs; each memory once."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers(), *batch.values()]}
-    kept: dict[int, int] = {}
+    excluded = {
+        tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers(), *batch.values()]
+    }
+    bytes_by_storage: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in excluded:
+            bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = _loss(model, batch, input_style)
     del loss
-    return sum(kept.values())
+    return sum(bytes_by_storage.values())
 
 
 def _split_of(
@@ -588,7 +590,7 @@ def _split_of(
     root = type(model).__name__
     split = sum(sum(by_module.get(f"{root}.{name}", {}).values()) for name in plan)
     total = max(sum(by_module.get("Global", {}).values()), 1)
-    sent = sum(bytes_per_step(model, {name: how}, ranks, vectors.get(name, rows)) for name, how in plan.items())
+    sent = sum(bytes_per_step(model, {name: style}, ranks, vectors.get(name, rows)) for name, style in plan.items())
     return min(split / total, 1.0), sent / rows, len(plan)
 
 
@@ -600,14 +602,14 @@ def _mixtures_of(
 
     def note(layer: Any, arguments: Any, output: torch.Tensor) -> None:
         choices = layer.k * arguments[0].numel() // layer.features / rows
-        taken = choices * min(layer.capacity_factor or 1.0, 1.0)
+        taken_choices = choices * min(layer.capacity_factor or 1.0, 1.0)
         parameters = layer.expert_parameters().values()
         measured.append(
             MixtureCosts(
                 experts=layer.experts,
                 expert_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
                 # There with the features, back with the outputs, and the gradients of both.
-                token_bytes=2 * taken * (layer.features + layer.out_features) * arguments[0].element_size(),
+                token_bytes=2 * taken_choices * (layer.features + layer.out_features) * arguments[0].element_size(),
                 choice_bytes=choices * torch.int64.itemsize,
             )
         )
@@ -817,8 +819,8 @@ def rank_strategies(
         estimates.append(_estimate(costs, ranks, strategy, seconds, computing, sent, memory))
     fitting = sorted((e for e in estimates if e.memory_bytes <= memory_bytes), key=lambda e: e.seconds)
     too_large = sorted((e for e in estimates if e.memory_bytes > memory_bytes), key=lambda e: e.memory_bytes)
-    others = list(_not_ranked(costs, inner if ranks <= local_ranks else link, ranks)) if ranks > 1 else []
-    return Plan(ranks=ranks, fitting=fitting, too_large=too_large, impossible=impossible, others=others)
+    unranked = list(_not_ranked(costs, inner if ranks <= local_ranks else link, ranks)) if ranks > 1 else []
+    return Plan(ranks=ranks, fitting=fitting, too_large=too_large, impossible=impossible, others=unranked)
 
 
 def _estimate(
@@ -923,10 +925,10 @@ def _step(
     split_seconds = sent = 0.0
     activations = costs.activation_bytes * rows
     if mesh.tensor != 1:
-        ways = costs.splits.get(int(mesh.tensor or 1), "it was not measured for a group of that many ranks")
-        if isinstance(ways, str):
-            raise ConfigError(ways)
-        share, bytes_per_row, messages = ways
+        split = costs.splits.get(int(mesh.tensor or 1), "it was not measured for a group of that many ranks")
+        if isinstance(split, str):
+            raise ConfigError(split)
+        share, bytes_per_row, messages = split
         part = 1 - share + share / int(mesh.tensor or 1)
         sent = bytes_per_row * rows
         latency = group.latency * 2 * (int(mesh.tensor or 1) - 1)
@@ -1041,17 +1043,17 @@ def _expert_step(
             raise ConfigError(f"the {mixture.experts} experts of a mixture do not divide by {size} ranks")
     ranks = size * copies
     rows = costs.rows / ranks
-    dealt = sum(mixture.expert_bytes for mixture in costs.mixtures) / costs.parameter_bytes / size
-    rest = 1 - dealt * size
+    expert_share = sum(mixture.expert_bytes for mixture in costs.mixtures) / costs.parameter_bytes / size
+    dense_share = 1 - expert_share * size
     forward, backward = costs.seconds(rows)
-    optimizer = costs.optimizer_seconds * (rest + dealt)
+    optimizer = costs.optimizer_seconds * (dense_share + expert_share)
     tokens = sum(mixture.token_bytes for mixture in costs.mixtures) * rows * (size - 1) / size
     # Two all-to-alls each way, and one of how many tokens come.
     exchange = tokens / group.bandwidth + 5 * len(costs.mixtures) * (size - 1) * group.latency
-    parts = {ranks: rest, copies: dealt}
+    parts = {ranks: dense_share, copies: expert_share}
     reduced, averaged = _reduced_while_backward(costs, parts, backward, all_ranks)
     computing = forward + backward + optimizer
-    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * (rest + dealt)
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * (dense_share + expert_share)
     seconds = forward + reduced + optimizer + exchange + _overhead(costs, "expert")
     return seconds, computing, tokens + averaged, memory + costs.activation_bytes * rows
 

@@ -85,8 +85,8 @@ class ServedCollective:
         if self._gather is None:
             return self._ranks.all_reduce(tensor, op, weight=weight)
         check_reduction(op, weight)
-        mine = widened(tensor, op).cpu()
-        values = list(self._values((mine if weight is None else mine * weight, weight)).values())
+        contribution = widened(tensor, op).cpu()
+        values = list(self._values((contribution if weight is None else contribution * weight, weight)).values())
         tensors = [value for value, _ in values]
         result: torch.Tensor
         if op in ("min", "max"):
@@ -118,5 +118,5 @@ class ServedCollective:
 
     def _values(self, value: Any) -> dict[int, Any]:
         assert self._gather is not None
-        mine = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
-        return {rank: load_value([bytearray(blob.numpy())]) for rank, blob in self._gather(mine).items()}
+        payload = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
+        return {rank: load_value([bytearray(blob.numpy())]) for rank, blob in self._gather(payload).items()}

@@ -330,15 +330,15 @@ class Server:
         try:
             worker = int(_receive(connection).message["worker"])
             while True:
-                asked = _receive(connection)
-                if asked.message["op"] == "bye":
+                request = _receive(connection)
+                if request.message["op"] == "bye":
                     self.workers.leave(worker)
                     return
                 try:
-                    reply = self.perform(worker, asked)
+                    reply = self.perform(worker, request)
                 except SparkdlError as error:
                     reply = Message({"error": str(error)})
-                if asked.message["op"] not in _ANSWERED_LATER:
+                if request.message["op"] not in _ANSWERED_LATER:
                     _send(connection, reply)
         except (OSError, WireError) as error:
             if worker is not None:

@@ -27,9 +27,9 @@ def backward_with_buckets(
     """
     clock = computed = link_free = 0.0
     for full, transfer in [*zip(ready, transfers, strict=True), (backward, 0.0)]:
-        left = full - computed
-        beside = min(max(link_free - clock, 0.0), left / (1 - slowed))  # seconds with the link busy
-        clock += beside + (left - beside * (1 - slowed))
+        remaining = full - computed
+        beside = min(max(link_free - clock, 0.0), remaining / (1 - slowed))  # seconds with the link busy
+        clock += beside + (remaining - beside * (1 - slowed))
         computed = full
         link_free = max(link_free, clock) + transfer
     return link_free

@@ -186,8 +186,8 @@ def _cut_points(trace: ModelTrace, model: torch.nn.Module) -> dict[int, str]:
         path = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
         begins = [name for name in path if name and name not in begun]
         begun.update(path)
-        own = any(True for name in begins for _ in model.get_submodule(name).parameters(recurse=False))
-        if not begins or not (own or _parameters(node, model)):
+        has_own_parameters = any(True for name in begins for _ in model.get_submodule(name).parameters(recurse=False))
+        if not begins or not (has_own_parameters or _parameters(node, model)):
             continue
         layers += 1
         if layers > 1:
@@ -225,9 +225,9 @@ def _parameters(node: torch.fx.Node, model: torch.nn.Module) -> list[torch.nn.Pa
     """The parameters that ``node`` computes with."""
     if node.op == "call_module":
         return list(model.get_submodule(str(node.target)).parameters())
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     names = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr"]
-    return [own[name] for name in names if name in own]
+    return [parameters[name] for name in names if name in parameters]
 
 
 def _measure_nodes(

@@ -214,9 +214,9 @@ def _part(
     *,
     last: bool,
 ) -> GraphPart:
-    own = [node for node in trace.body if number[node] == stage]
+    stage_nodes = [node for node in trace.body if number[node] == stage]
     needed: set[torch.fx.Node] = set()  # what this stage reads itself
-    pending = [source for node in [*own, *([output] if last else [])] for source in node.all_input_nodes]
+    pending = [source for node in [*stage_nodes, *([output] if last else [])] for source in node.all_input_nodes]
     while pending:
         node = pending.pop()
         if node not in number and node not in needed:

@@ -464,10 +464,10 @@ class SplitAttention(nn.MultiheadAttention):
             masks.append(attn_mask)
         if key_padding_mask is not None:
             masks.append((key_padding_mask if batched else key_padding_mask.unsqueeze(0))[:, None, None, :])
-        added = [
+        additive_masks = [
             torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(mask, -math.inf)
             if mask.dtype == torch.bool
             else mask.to(query.dtype)
             for mask in masks
         ]
-        return sum(added[1:], added[0]) if added else None
+        return sum(additive_masks[1:], additive_masks[0]) if additive_masks else None

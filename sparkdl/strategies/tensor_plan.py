@@ -111,7 +111,9 @@ def _tied_modules(model: nn.Module) -> dict[str, str]:
         names.setdefault(id(parameter), []).append(name)
     shared = [group_names for group_names in names.values() if len(group_names) > 1]
     return {
-        name.rpartition(".")[0]: next(other for other in group if other != name) for group in shared for name in group
+        name.rpartition(".")[0]: next(other_name for other_name in group if other_name != name)
+        for group in shared
+        for name in group
     }
 
 

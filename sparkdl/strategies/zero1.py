@@ -52,18 +52,20 @@ class Zero1(AllReduce):
             return
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        own = self.optimizer
+        user_optimizer = self.optimizer
 
         def part(groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
             """The user's own optimizer, with what it keeps beside its groups, over this rank's parameters."""
             params = {param for group in groups for param in group["params"]}
-            own.state = defaultdict(dict, {param: state for param, state in own.state.items() if param in params})
-            own.param_groups = groups
-            return own
+            user_optimizer.state = defaultdict(
+                dict, {param: state for param, state in user_optimizer.state.items() if param in params}
+            )
+            user_optimizer.param_groups = groups
+            return user_optimizer
 
         try:
-            groups = [dict(group) for group in own.param_groups]
-            self.optimizer = ZeroRedundancyOptimizer(groups, part, **own.defaults)  # type: ignore[arg-type]
+            groups = [dict(group) for group in user_optimizer.param_groups]
+            self.optimizer = ZeroRedundancyOptimizer(groups, part, **user_optimizer.defaults)  # type: ignore[arg-type]
         except ValueError as cause:
             raise ConfigError(
                 f"strategy='zero1' cannot split this optimizer ({cause}): choose strategy='all_reduce'"
@@ -109,9 +111,11 @@ class Zero1(AllReduce):
         def groups_of_state() -> list[dict[str, Any]]:
             assert state is not None
             with fitting("optimizer"):
-                theirs, ours = ([len(g["params"]) for g in e] for e in (state["param_groups"], optimizer.param_groups))
-                if theirs != ours:
-                    raise ValueError(f"groups of {theirs} parameters for groups of {ours}")
+                saved_sizes, own_sizes = (
+                    [len(g["params"]) for g in e] for e in (state["param_groups"], optimizer.param_groups)
+                )
+                if saved_sizes != own_sizes:
+                    raise ValueError(f"groups of {saved_sizes} parameters for groups of {own_sizes}")
             return state["param_groups"]  # type: ignore[no-any-return]
 
         groups = on_leader(self.collective, groups_of_state)

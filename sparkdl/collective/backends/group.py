@@ -251,12 +251,12 @@ def reduced_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
 def batches_of(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
     """Cut ``tensors`` into runs on one device of at most ``limit`` bytes each, one tensor at least."""
     batches: list[list[torch.Tensor]] = []
-    held, device = 0, None
+    batch_bytes, device = 0, None
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if not batches or held + size > limit or tensor.device != device:
+        if not batches or batch_bytes + size > limit or tensor.device != device:
             batches.append([])
-            held, device = 0, tensor.device
+            batch_bytes, device = 0, tensor.device
         batches[-1].append(tensor)
-        held += size
+        batch_bytes += size
     return batches

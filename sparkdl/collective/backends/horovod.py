@@ -112,10 +112,10 @@ class _Bfloat16Sum:
         """Return once the sum is in place."""
         parts = self._parts.wait()
         received = parts[0] if isinstance(parts, tuple) else parts
-        mine = received.view(torch.bfloat16).view(self._group.world.size, self._part).sum(0, dtype=torch.float32)
+        part_sum = received.view(torch.bfloat16).view(self._group.world.size, self._part).sum(0, dtype=torch.float32)
         with self._group.guard("starting a reduction"):
             handle = self._group.hvd.allgather_async(
-                mine.to(torch.bfloat16).view(torch.float16), name=f"{self._key}.back"
+                part_sum.to(torch.bfloat16).view(torch.float16), name=f"{self._key}.back"
             )
         summed = _Handle(self._group, handle).wait()
         self._flat.copy_(summed.view(torch.bfloat16)[: self._flat.numel()])
@@ -174,12 +174,12 @@ class HorovodCollective(GroupCollective):
         if self._owned:
             self._init(gradient_bytes)
         if self.hvd.size() != world.size or self.hvd.rank() != world.rank:
-            found = f"rank {self.hvd.rank()} of {self.hvd.size()}"
+            horovod_position = f"rank {self.hvd.rank()} of {self.hvd.size()}"
             if self._owned:
                 self.hvd.shutdown()
             raise WorldSizeError(
-                f"this is rank {world.rank} of {world.size}, but Horovod says {found}: call hvd.shutdown() first, or "
-                "leave hvd.init() to sparkdl"
+                f"this is rank {world.rank} of {world.size}, but Horovod says {horovod_position}: call hvd.shutdown() "
+                "first, or leave hvd.init() to sparkdl"
             )
 
     @property
@@ -234,9 +234,9 @@ class HorovodCollective(GroupCollective):
     def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's rows."""
         hvd = self.hvd
-        mine = torch.tensor([rows.shape[0]], dtype=torch.int64)
+        row_count = torch.tensor([rows.shape[0]], dtype=torch.int64)
         with self.guard("gathering"):
-            counts = _Handle(self, hvd.allgather_async(mine, name="sparkdl.counts")).wait().tolist()
+            counts = _Handle(self, hvd.allgather_async(row_count, name="sparkdl.counts")).wait().tolist()
             shape = rows.shape[1:]
             if sum(counts) == 0 or shape.numel() == 0:
                 return [rows.new_empty((count, *shape)) for count in counts]

@@ -64,8 +64,8 @@ def _refusal(world: World) -> str:
     if usable is None:
         return f"its name {name!r} resolves to {', '.join(resolved)}, which is no address of its own"
     interface = os.environ.get("HOROVOD_GLOO_IFACE", "")
-    own = [entry.address for entry in psutil.net_if_addrs().get(interface, [])]
-    if world.num_nodes > 1 and interface and usable not in own:
+    interface_addresses = [entry.address for entry in psutil.net_if_addrs().get(interface, [])]
+    if world.num_nodes > 1 and interface and usable not in interface_addresses:
         return f"its name {name!r} resolves to {usable}, which is not on interface {interface!r}"
     return ""
 
@@ -105,5 +105,5 @@ def init_variables(world: World, timeout: timedelta) -> dict[str, str]:
         "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": seconds,
     }
-    kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    return kept | {name: str(value) for name, value in positions.items()}
+    environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return environment | {name: str(value) for name, value in positions.items()}

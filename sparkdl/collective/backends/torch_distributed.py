@@ -91,9 +91,9 @@ class TorchCollective(GroupCollective):
     def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's rows."""
         with self.guard("gathering"):
-            mine = torch.tensor([rows.shape[0]], dtype=torch.int64, device=rows.device)
-            counts = [torch.empty_like(mine) for _ in range(self._world.size)]
-            dist.all_gather(counts, mine)
+            row_count = torch.tensor([rows.shape[0]], dtype=torch.int64, device=rows.device)
+            counts = [torch.empty_like(row_count) for _ in range(self._world.size)]
+            dist.all_gather(counts, row_count)
             sizes = [int(count.item()) for count in counts]
             longest = max(sizes)
             if longest == 0:
@@ -210,9 +210,9 @@ def use_run_store() -> None:
         if store is None:
             yield from meet(url, *args, **kwargs)
             return
-        asked = dict(parse_qsl(urlsplit(url).query))
-        rank = int(asked.get("rank", os.environ["RANK"]))
-        size = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        query = dict(parse_qsl(urlsplit(url).query))
+        rank = int(query.get("rank", os.environ["RANK"]))
+        size = int(query.get("world_size", os.environ["WORLD_SIZE"]))
         yield _next_round(store, rank, "plain"), rank, size
 
     meet_at_run_store.at_run_store = True  # type: ignore[attr-defined]
@@ -229,13 +229,13 @@ def kept_groups() -> Iterator[None]:
     dropped without the lock.
     """
     module: Any = dist.distributed_c10d
-    kept: list[Any] = []
+    groups: list[Any] = []
     make = module._new_process_group_helper
 
     def make_and_keep(*args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs)
-        kept.append(made)
-        return made
+        group = make(*args, **kwargs)
+        groups.append(group)
+        return group
 
     module._new_process_group_helper = make_and_keep
     try:

@@ -94,8 +94,8 @@ class Bucket:
             return
         # Only here are the flags read: on a GPU reading means waiting for it.
         anywhere = (self.flat[self._end :] > 0).tolist()
-        for param, view, there in zip(self.params, self.views, anywhere, strict=True):
-            param.grad = view if there else None
+        for param, view, has_gradient in zip(self.params, self.views, anywhere, strict=True):
+            param.grad = view if has_gradient else None
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [_view(flat, offset, param) for offset, param in zip(self._offsets, self.params, strict=True)]
@@ -126,14 +126,14 @@ def separate(params: Sequence[torch.nn.Parameter]) -> None:
     ``a.view(-1) + b.view(-1)``. Whatever changes gradients in place, a further backward pass or clipping by a norm,
     would then change them twice.
     """
-    found = 0
+    gradient_count = 0
     places = set()
     for param in params:
         grad = param.grad
         if grad is not None and grad.layout is torch.strided:
             places.add(grad.untyped_storage().data_ptr())
-            found += 1
-    if len(places) < found:
+            gradient_count += 1
+    if len(places) < gradient_count:
         _separate(params)
 
 
@@ -180,8 +180,8 @@ def _runs(params: Sequence[torch.nn.Parameter], cap_bytes: int) -> list[list[tor
     for param in params:
         kind = (param.dtype, param.device)
         run = filling.setdefault(kind, [])
-        held = sum(other.numel() for other in run)
-        if run and (held + param.numel()) * param.element_size() > cap_bytes:
+        run_elements = sum(member.numel() for member in run)
+        if run and (run_elements + param.numel()) * param.element_size() > cap_bytes:
             runs.append(run)
             run = filling[kind] = []
         run.append(param)

@@ -47,8 +47,8 @@ class BufferSharing:
         }
         if not watched:
             return
-        mine = torch.frombuffer(bytearray(b"".join(map(_digest, watched.values()))), dtype=torch.uint8)
-        everyone = torch.stack(self._ranks.gather_rows(mine)).view(self._ranks.world.size, len(watched), -1)
+        digests = torch.frombuffer(bytearray(b"".join(map(_digest, watched.values()))), dtype=torch.uint8)
+        everyone = torch.stack(self._ranks.gather_rows(digests)).view(self._ranks.world.size, len(watched), -1)
         drifted = (everyone != everyone[0]).any(2).any(0).tolist()
         names = [name for name, differs in zip(watched, drifted, strict=True) if differs]
         if names:

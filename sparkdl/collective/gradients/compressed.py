@@ -176,10 +176,10 @@ class TopKCarrier(LossyCarrier):
             common.index_add_(0, their_places.clone().view(kind), their_values.clone().view(flat.dtype))
         common /= self._ranks.world.size
         sizes = [param.numel() for param, _ in parts]
-        for (param, gradient), rest, mean in zip(
+        for (param, gradient), residual, mean in zip(
             parts, torch.split(flat, sizes), torch.split(common, sizes), strict=True
         ):
-            self.residual(param).copy_(rest.view(param.shape))
+            self.residual(param).copy_(residual.view(param.shape))
             gradient.copy_(mean.view(param.shape))
 
 

@@ -77,8 +77,10 @@ class Reducer:
         self._bucket_bytes = sys.maxsize  # one bucket: cutting pays where the first ones leave early
         if self._carrier.overlaps:
             total = sum(param.numel() * param.element_size() for param in dense)
-            given = config.bucket_mib
-            self._bucket_bytes = bucket_bytes(total, ranks.world.size) if given is None else int(given * 2**20)
+            bucket_mib = config.bucket_mib
+            self._bucket_bytes = (
+                bucket_bytes(total, ranks.world.size) if bucket_mib is None else int(bucket_mib * 2**20)
+            )
         # A backward pass ends with the first layers: what leaves meanwhile starts with the last ones, and what leaves
         # behind it with those that are still in the cache.
         self._plan(ready=dense[::-1] if self._carrier.overlaps else dense, late=[])
@@ -265,11 +267,11 @@ class Reducer:
         self._in_order = True
         ready = [self._params[index] for index in order]
         dense = self._dense()
-        seen = set(ready)
+        ready_set = set(ready)
         # The gradients of this step lie in the buckets that there are: new ones beside them would double the memory.
         self._next_layout = (
             [param for param in ready if param not in self._sparse],
-            [param for param in dense if param not in seen],
+            [param for param in dense if param not in ready_set],
         )
 
     def _lay_out_anew(self) -> None:

@@ -143,8 +143,8 @@ class SharedMemoryCarrier:
 
 
 def _part(elements: int, rank: int, size: int) -> slice:
-    each = -(-elements // (size * LINE_ELEMENTS)) * LINE_ELEMENTS
-    return slice(min(elements, rank * each), min(elements, (rank + 1) * each))
+    part_elements = -(-elements // (size * LINE_ELEMENTS)) * LINE_ELEMENTS
+    return slice(min(elements, rank * part_elements), min(elements, (rank + 1) * part_elements))
 
 
 class Mesh:

@@ -127,9 +127,9 @@ def call_roll(store: StoreClient, scope: str, rank: int, size: int, seconds: flo
     All ranks that are not told of missing ones are told the same.
     """
     times = store.add(f"{scope}/times/{rank}", 1)
-    names = [f"{scope}/{times}/{other}" for other in range(size)]
+    names = [f"{scope}/{times}/{peer}" for peer in range(size)]
     store.set(names[rank], refusal.encode())
     if not store.wait(names, seconds):
-        return RollCall([other for other, name in enumerate(names) if not store.wait([name], 0)], {})
-    texts = {other: store.get(name, seconds).decode() for other, name in enumerate(names)}
-    return RollCall([], {other: text for other, text in texts.items() if text})
+        return RollCall([peer for peer, name in enumerate(names) if not store.wait([name], 0)], {})
+    texts = {peer: store.get(name, seconds).decode() for peer, name in enumerate(names)}
+    return RollCall([], {peer: text for peer, text in texts.items() if text})
