@@ -32,16 +32,16 @@ class AdjustedModel(nn.Module):
         if isinstance(outputs, Tensor):
             return _made(outputs, self.adjustments[0])
         if isinstance(outputs, Mapping):
-            by_name = {one.output: one for one in self.adjustments}
+            by_name = {adjustment.output: adjustment for adjustment in self.adjustments}
             return {name: _made(value, by_name[name]) if name in by_name else value for name, value in outputs.items()}
         pairs = zip(outputs, self.adjustments, strict=True)
-        return tuple(_made(value, one) for value, one in pairs)
+        return tuple(_made(value, adjustment) for value, adjustment in pairs)
 
 
 def adjusted(model: nn.Module, adjustments: Sequence[Adjustment]) -> nn.Module:
     """The model with these adjustments in place of any that it has; as it is where they change nothing."""
     plain = model.model if isinstance(model, AdjustedModel) else model
-    if not any(one.ascending or one.temperature != 1.0 for one in adjustments):
+    if not any(adjustment.ascending or adjustment.temperature != 1.0 for adjustment in adjustments):
         return plain
     return AdjustedModel(plain, adjustments).train(plain.training)
 

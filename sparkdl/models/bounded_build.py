@@ -92,14 +92,14 @@ def bounded_build(make: Callable[[], nn.Module], tensors: int) -> nn.Module:
     thread = threading.Thread(target=run, name="sparkdl-rebuild")  # of its own: the caller may be profiled himself
     thread.start()
     thread.join()
-    (made,) = outcome
-    if isinstance(made, _BudgetError):
+    (result,) = outcome
+    if isinstance(result, _BudgetError):
         raise BundleError(
             f"the bundle's model asks for far more layers than its {tensors:,} tensors belong to: publish it with "
             "factory= and arguments= if it is yours, do not load it otherwise"
         )
-    if isinstance(made, RecursionError):
-        raise BundleError("the bundle's model is nested too deep: do not load it") from made
-    if isinstance(made, BaseException):
-        raise made
-    return made
+    if isinstance(result, RecursionError):
+        raise BundleError("the bundle's model is nested too deep: do not load it") from result
+    if isinstance(result, BaseException):
+        raise result
+    return result

@@ -78,10 +78,12 @@ class Arguments:
 
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: one.to(device) for name, one in value.items()}
+                return {name: argument.to(device) for name, argument in value.items()}
             return value.to(device)
 
-        return Arguments(tuple(map(moved, self.positional)), {name: moved(one) for name, one in self.named.items()})
+        return Arguments(
+            tuple(map(moved, self.positional)), {name: moved(argument) for name, argument in self.named.items()}
+        )
 
 
 def parameters_of(model: torch.nn.Module) -> list[inspect.Parameter]:
@@ -117,9 +119,9 @@ def asked_forms(
         form_by_name[f"{stem}__valid"] = "mask"  # what the loader of batches calls it
         if column == sole:
             form_by_name |= _BESIDE_ONE
-        asked = {name: form for name, form in form_by_name.items() if name in names}
-        if asked:
-            forms_by_column[column] = asked
+        forms = {name: form for name, form in form_by_name.items() if name in names}
+        if forms:
+            forms_by_column[column] = forms
     return forms_by_column
 
 

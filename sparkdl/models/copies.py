@@ -100,16 +100,16 @@ def local_copy(info: BundleInfo) -> Storage:
         check_files(info.folder, info)
         return info.folder
     final = _cache() / info.content_hash
-    here = Storage.of(final)
+    copied_folder = Storage.of(final)
     if final.exists():
         with suppress(OSError):  # a copy that was damaged, or removed just now, is made again
             os.utime(final)
-            check_files(here, info)
-            return here
+            check_files(copied_folder, info)
+            return copied_folder
         _discard(final)
     _remove_unused(final.parent)
     _fetch(info, final)
-    return here
+    return copied_folder
 
 
 def _fetch(info: BundleInfo, final: Path) -> None:

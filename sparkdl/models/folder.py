@@ -224,12 +224,12 @@ def info_of(folder: Storage, text: bytes) -> BundleInfo:
     """
     source = Source(folder.child(DOCUMENT).uri, _REMEDY)
     fields = parse(text, source, MAX_BYTES)
-    found = fields.get("format") if isinstance(fields, dict) else None
-    if not isinstance(found, int):
+    format_number = fields.get("format") if isinstance(fields, dict) else None
+    if not isinstance(format_number, int):
         raise source.error("it says no format")
-    if found != FORMAT:
+    if format_number != FORMAT:
         raise BundleError(
-            f"{folder.uri} has the bundle format {found}, this sparkdl reads {FORMAT}: load it with its sparkdl"
+            f"{folder.uri} has the bundle format {format_number}, this sparkdl reads {FORMAT}: load it with its sparkdl"
         )
     actual = content_hash_of(fields)
     if actual != fields.get("content_hash"):
@@ -269,8 +269,8 @@ def work_folder(target: Storage) -> Iterator[Path]:
 
 def content_hash_of(document: Mapping[str, Any]) -> str:
     """SHA-256 over everything that ``bundle.json`` says, the hashes of the files included."""
-    rest = {key: value for key, value in document.items() if key != "content_hash"}
-    return sha256_hex(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+    hashed_fields = {key: value for key, value in document.items() if key != "content_hash"}
+    return sha256_hex(json.dumps(hashed_fields, sort_keys=True, separators=(",", ":")).encode())
 
 
 def check_files(folder: Storage, info: BundleInfo) -> None:

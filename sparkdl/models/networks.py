@@ -254,9 +254,9 @@ class _BentNumbers(_Part):
             if len(lengths) < 2:  # two ends are one line, which the number itself is
                 lengths = []
             # Of a column with fewer intervals the rest have the slope 0, and so a share of 0 for every number.
-            rest = [0.0] * (intervals - len(lengths))
-            starts.append([*ends[: len(lengths)], *rest])
-            slopes.append([*(min(1 / length, 1e30) for length in lengths), *rest])
+            padding = [0.0] * (intervals - len(lengths))
+            starts.append([*ends[: len(lengths)], *padding])
+            slopes.append([*(min(1 / length, 1e30) for length in lengths), *padding])
         for name, values in zip(
             ("low", "high", "center", "reach"), torch.tensor(bounds, dtype=torch.float64).T, strict=True
         ):
@@ -270,12 +270,12 @@ class _BentNumbers(_Part):
         self.steps = nn.Parameter(torch.zeros(self.columns, intervals, bends))
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        held = values.reshape(values.shape[0], self.columns).float().clamp(self.low, self.high)
-        distance = held - self.center
+        clamped = values.reshape(values.shape[0], self.columns).float().clamp(self.low, self.high)
+        distance = clamped - self.center
         numbers = self.center + distance * (1 + (distance / self.reach).square()).rsqrt()
         if not self.bends:
             return numbers
-        column = held.unsqueeze(2)
+        column = clamped.unsqueeze(2)
         shares = ((column - self.starts) * self.slopes).clamp(0, 1)  # (rows, columns, intervals), how much is passed
         bent = torch.einsum("rci,cib->rcb", shares, self.steps) + numbers.unsqueeze(2) * self.lines
         bent = bent + self.line_bias
@@ -368,9 +368,9 @@ def _ensemble_table(cardinality: int, width: int) -> nn.Embedding:
 
 def _table(cardinality: int, width: int) -> nn.Embedding:
     """Vectors of ids, small at first: of PyTorch's own N(0, 1) a table of many ids drowns the numbers beside it."""
-    made = nn.Embedding(cardinality, width)
-    nn.init.normal_(made.weight, std=0.1)
-    return made
+    table = nn.Embedding(cardinality, width)
+    nn.init.normal_(table.weight, std=0.1)
+    return table
 
 
 def _width(cardinality: int) -> int:

@@ -34,9 +34,11 @@ def preprocessing_of(
         types: by column, Spark's name of its type; of those that the features do not read nothing is kept.
         others: JSON values that travel with them.
     """
-    known = {name: kind for name, kind in (types or {}).items() if features is None or name in features.columns}
+    types_by_column = {
+        name: kind for name, kind in (types or {}).items() if features is None or name in features.columns
+    }
     plain: Mapping[str, Any] = {} if features is None else {_KEY: features.to_json()}
-    return {**({COLUMN_TYPES: known} if known else {}), **others, **plain}
+    return {**({COLUMN_TYPES: types_by_column} if types_by_column else {}), **others, **plain}
 
 
 def features_of(info: BundleInfo, trusted: Sequence[str] = (), *, functions: bool = True) -> Features | None:

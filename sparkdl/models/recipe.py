@@ -37,12 +37,12 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
     kind = type_before_parametrizations(model)
     if factory is None and arguments is not None:
         factory = kind
-    own = getattr(model, "bundle_arguments", None)
-    if factory is None and callable(own):
-        factory, arguments = kind, own()
+    make_arguments = getattr(model, "bundle_arguments", None)
+    if factory is None and callable(make_arguments):
+        factory, arguments = kind, make_arguments()
     if factory is not None:
-        given = dict(arguments or {})
-        plain = as_json(f"arguments={given}", given, BundleError, MAX_BYTES)
+        argument_values = dict(arguments or {})
+        plain = as_json(f"arguments={argument_values}", argument_values, BundleError, MAX_BYTES)
         return Recipe(kind="import", target=importing.path_of(factory), arguments=plain)
     try:
         return Recipe(kind="structure", tree=structure.describe(model))
@@ -51,8 +51,8 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
             raise
         # its own class: attributes may not mean what the arguments meant, so only the example's outputs decide
         try:
-            found = structure.recovered_arguments(model)
-            return Recipe(kind="import", target=importing.path_of(kind), arguments=found)
+            recovered = structure.recovered_arguments(model)
+            return Recipe(kind="import", target=importing.path_of(kind), arguments=recovered)
         except BundleError as second:
             raise second from refusal
 
@@ -63,8 +63,8 @@ def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> No
     Raises:
         BundleError: tensors outside the state differ, or the answer to ``example``, or there is none.
     """
-    own = recipe.target.partition(":")[0]
-    again = rebuilt(recipe, folder, [own] if own else ()).eval()
+    package = recipe.target.partition(":")[0]
+    again = rebuilt(recipe, folder, [package] if package else ()).eval()
     check_unsaved_state(model, again)
     if recipe.kind == "structure" and repr(again) != repr(model):
         raise BundleError(
@@ -169,8 +169,8 @@ def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Modul
         if recipe.kind == "structure":
             model = structure.rebuild(recipe.tree)
         else:
-            own = own_layer(recipe.target)
-            arguments = structure.checked_arguments(recipe.arguments) if own else recipe.arguments
+            is_own_layer = own_layer(recipe.target)
+            arguments = structure.checked_arguments(recipe.arguments) if is_own_layer else recipe.arguments
             model = importing.build(recipe.target, arguments, trusted)
         return structure.parametrize_again(model, recipe.parametrizations)
 

@@ -101,7 +101,9 @@ class Signature:
     def owner(self, field: TensorField) -> TensorField | None:
         """The input beside which ``field`` comes; None for one that is packed from columns of its own."""
         name = field.of or field.name.removesuffix("__valid")
-        return next((one for one in self.inputs if one.name == name != field.name and one.columns), None)
+        return next(
+            (candidate for candidate in self.inputs if candidate.name == name != field.name and candidate.columns), None
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -111,5 +113,5 @@ class Signature:
     @property
     def answers(self) -> list[str]:
         """What each output is called in a table: its label, or its own name where no label is known."""
-        known = len(self.labels) == len(self.outputs)
-        return list(self.labels) if known else [field.name for field in self.outputs]
+        has_labels = len(self.labels) == len(self.outputs)
+        return list(self.labels) if has_labels else [field.name for field in self.outputs]

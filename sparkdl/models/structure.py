@@ -218,11 +218,11 @@ _SPECIAL: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
 
 def parametrizations_of(model: nn.Module) -> tuple[Parametrization, ...]:
     """Those of the model's tensors that can be described; of others its constructor must know."""
-    found: list[Parametrization] = []
+    steps: list[Parametrization] = []
     for path, module in model.named_modules():
         for name in _registered(module):
-            found += _described(module, name, f"{path}.{name}".lstrip(".")) or ()
-    return tuple(found)
+            steps += _described(module, name, f"{path}.{name}".lstrip(".")) or ()
+    return tuple(steps)
 
 
 def _registered(module: Any) -> list[str]:
@@ -252,9 +252,11 @@ def parametrize_again(model: nn.Module, wanted: Sequence[Parametrization]) -> nn
     Raises:
         BundleError: it has no such tensor, or one of another shape.
     """
-    there = {f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in _registered(module)}
+    registered = {
+        f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in _registered(module)
+    }
     for step in wanted:
-        if step.tensor in there:
+        if step.tensor in registered:
             continue
         holder, _, name = step.tensor.rpartition(".")
         try:
@@ -327,12 +329,12 @@ def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BundleError: one decides where its tensors lie, or is larger than any that a layer takes.
     """
-    found = {}
+    checked = {}
     for name, value in arguments.items():
         if name in _ELSEWHERE:
             raise BundleError(f"the bundle's model gives a layer its {name}, which its reader decides: save it again")
-        found[name] = _checked(value, name)
-    return found
+        checked[name] = _checked(value, name)
+    return checked
 
 
 def _checked(value: Any, name: str) -> Any:

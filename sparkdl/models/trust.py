@@ -50,8 +50,8 @@ def allow_pickle() -> Iterator[None]:
 
 def pickle_allowed(spark: Any) -> bool:
     """Whether the caller, the session or the environment has said so."""
-    said = [str(spark.conf.get(SETTING, "") or ""), os.environ.get(VARIABLE, "")]
-    return _pickle.get() or any(word.strip().lower() in ("1", "true", "yes") for word in said)
+    settings = [str(spark.conf.get(SETTING, "") or ""), os.environ.get(VARIABLE, "")]
+    return _pickle.get() or any(word.strip().lower() in ("1", "true", "yes") for word in settings)
 
 
 @contextlib.contextmanager
@@ -80,10 +80,10 @@ def allow_imports(*packages: str) -> Iterator[None]:
 
 def allowed_imports(spark: Any = None) -> tuple[str, ...]:
     """The packages that the caller, the environment and, if given, the Spark session have named."""
-    said = [os.environ.get(IMPORT_VARIABLE, "")]
+    settings = [os.environ.get(IMPORT_VARIABLE, "")]
     if spark is not None:
-        said.append(str(spark.conf.get(IMPORT_SETTING, "") or ""))
-    named = [name.strip() for text in said for name in text.split(",") if name.strip()]
+        settings.append(str(spark.conf.get(IMPORT_SETTING, "") or ""))
+    named = [name.strip() for text in settings for name in text.split(",") if name.strip()]
     return (*_imports.get(), *checked_packages(named))
 
 

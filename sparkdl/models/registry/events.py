@@ -106,7 +106,7 @@ class Event:
         Raises:
             ConfigError: names the field, and the entry of metrics, parameters or lineage.
         """
-        row, held = self.to_row(), 0
+        row, encoded_bytes = self.to_row(), 0
         try:
             for name, text in row.items():
                 source = Source(f"{name} of {self.name!r}, once committed,", "give shorter, plain values")
@@ -116,15 +116,15 @@ class Event:
                 for key, value in sorted(getattr(self, name).items()):
                     source = Source(f"{key!r} of {name}, once committed,", "give shorter, plain values")
                     data = encode({key: value}, nan=True)
-                    held += len(data)
+                    encoded_bytes += len(data)
                     parse(data, source, _MOST_BYTES, nan=True)
             Event.from_row(row)
         except IntegrityError as cause:
             raise ConfigError(str(cause)) from cause
-        if held > _MOST_BYTES:
+        if encoded_bytes > _MOST_BYTES:
             raise ConfigError(
-                f"the metrics, parameters and lineage of {self.name!r} have {held:,} bytes as JSON, a registry holds "
-                f"up to {_MOST_BYTES:,} of each version: leave out the largest"
+                f"the metrics, parameters and lineage of {self.name!r} have {encoded_bytes:,} bytes as JSON, a "
+                f"registry holds up to {_MOST_BYTES:,} of each version: leave out the largest"
             )
 
     @classmethod
@@ -221,8 +221,8 @@ def event_rows(table: pa.Table) -> pa.Table:
     if "signature" not in table.column_names:
         table = table.append_column(SIGNED_EVENTS.field("signature"), pa.nulls(len(table), pa.string()))
     table = table.select(SIGNED_EVENTS.names).combine_chunks()
-    for name, wanted, actual in zip(SIGNED_EVENTS.names, SIGNED_EVENTS.types, table.schema.types, strict=True):
-        if str(actual).removeprefix("large_").removesuffix("_view") != str(wanted):
+    for name, expected, actual in zip(SIGNED_EVENTS.names, SIGNED_EVENTS.types, table.schema.types, strict=True):
+        if str(actual).removeprefix("large_").removesuffix("_view") != str(expected):
             raise LOG.error(f"it is a {actual}", f"$.{name}")
     try:
         table = table.cast(SIGNED_EVENTS)
@@ -320,7 +320,7 @@ class State:
             elif version not in model.versions:
                 contradiction = "does not exist"
             elif kind == "deleted":
-                pointing = [other for other, its in model.aliases.items() if its.moves[-1] == version]
+                pointing = [alias_name for alias_name, its in model.aliases.items() if its.moves[-1] == version]
                 contradiction = f"is what {pointing} point to" if pointing else ""
                 del model.versions[version]
             elif alias is None:

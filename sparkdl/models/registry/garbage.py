@@ -74,10 +74,10 @@ class Holder:
     @staticmethod
     def here(artifact: str, purpose: str) -> Holder:
         """This process."""
-        mine = os.getpid()
+        pid = os.getpid()
         return Holder(
-            artifact=artifact, purpose=purpose, place=processes.place(), process=mine,
-            started=processes.started(mine) or 0, beat=time.time(),
+            artifact=artifact, purpose=purpose, place=processes.place(), process=pid,
+            started=processes.started(pid) or 0, beat=time.time(),
         )  # fmt: skip
 
     def lives(self, now: float) -> bool:

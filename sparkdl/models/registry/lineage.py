@@ -150,18 +150,18 @@ def trained_on(
         noted = _text(model.lineage.get("source_table"))
         if noted is not None:
             by_table.setdefault(noted, []).append(model)
-    wanted = table if table in by_table else reach.table(table).uri
+    table_uri = table if table in by_table else reach.table(table).uri
     trained = [
         model
         for noted, versions in by_table.items()
-        if wanted in (noted, _address(noted, reach))
+        if table_uri in (noted, _address(noted, reach))
         for model in versions
         if version is None or _number(model.lineage.get("source_version")) == version
     ]
     trained.sort(key=lambda model: (model.name, model.version))
     if file is None:
         return TrainedOn(versions=tuple(trained))
-    path = file.removeprefix(wanted).lstrip("/") if file.startswith(wanted) else file
+    path = file.removeprefix(table_uri).lstrip("/") if file.startswith(table_uri) else file
     numbers = {_number(model.lineage.get("source_version")) for model in trained}
     files = {number: _files(table, number, reach)[0] for number in numbers}
     versions, unknown = [], []

@@ -168,15 +168,15 @@ class ModelRegistry:
 
         def decide(state: State) -> Event | Promotion:
             self._trusted(state, name, version)
-            now = state.aliases(name).get(alias)
-            if now != expected:
+            current = state.aliases(name).get(alias)
+            if current != expected:
                 raise ConflictError(
-                    f"alias {alias!r} of {name!r} points to {now}, {expected} was expected: look at "
-                    f"{now}, then decide again"
+                    f"alias {alias!r} of {name!r} points to {current}, {expected} was expected: look at "
+                    f"{current}, then decide again"
                 )
-            if now == version and self._is_signed(state, name, alias):
-                return Promotion(moved=False, reason=f"{version} has it already", version=now, previous=now)
-            return Event(kind="aliased", name=name, alias=alias, version=version, previous=now, reason=reason)
+            if current == version and self._is_signed(state, name, alias):
+                return Promotion(moved=False, reason=f"{version} has it already", version=current, previous=current)
+            return Event(kind="aliased", name=name, alias=alias, version=version, previous=current, reason=reason)
 
         def outcome(state: State) -> Promotion:
             return Promotion(moved=True, reason=reason, version=version, previous=expected)
@@ -251,15 +251,15 @@ class ModelRegistry:
         moves: list[Promotion] = []
 
         def decide(state: State) -> Event:
-            now = state.get(name, alias).version
+            current = state.get(name, alias).version
             before = state.before(name, alias)
             if before is None:
                 raise ConfigError(
-                    f"alias {alias!r} of {name!r} points to {now} and has no earlier version: set it instead"
+                    f"alias {alias!r} of {name!r} points to {current} and has no earlier version: set it instead"
                 )
             self._trusted(state, name, before)
-            moves.append(Promotion(moved=True, reason=reason, version=before, previous=now))
-            return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=now, reason=reason)
+            moves.append(Promotion(moved=True, reason=reason, version=before, previous=current))
+            return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=current, reason=reason)
 
         return self._commit(decide, lambda state: moves[-1], dry_run=dry_run)
 
@@ -499,26 +499,26 @@ def _checked_metrics(values: Mapping[str, float]) -> dict[str, float]:
 def _compared(state: State, name: str, alias: str, version: int, metric: str, mode: str, min_delta: float) -> Promotion:
     """Whether ``version`` deserves ``alias`` more than the version that it points to."""
     challenger = state.get(name, version)
-    new = _metric(challenger, metric)
+    challenger_value = _metric(challenger, metric)
     current = state.aliases(name).get(alias)
     if current is None:
-        if math.isnan(new):
+        if math.isnan(challenger_value):
             return Promotion(moved=False, reason=f"{metric} of version {version} is NaN", version=None, previous=None)
-        reason = f"version {version} is the first {alias} ({metric} {new:g})"
+        reason = f"version {version} is the first {alias} ({metric} {challenger_value:g})"
         return Promotion(moved=True, reason=reason, version=version, previous=None)
-    old = _metric(state.get(name, current), metric)
+    current_value = _metric(state.get(name, current), metric)
     if current == version:
         return Promotion(
             moved=False, reason=f"version {version} is the {alias} already", version=version, previous=version
         )
-    gain = (old - new) if mode == "min" else (new - old)
+    gain = (current_value - challenger_value) if mode == "min" else (challenger_value - current_value)
     better = gain > min_delta if min_delta == 0 else gain >= min_delta
-    better = better or (math.isnan(old) and not math.isnan(new))
-    what = f"{metric} {new:g} of version {version} against {old:g} of {alias} {current}"
+    better = better or (math.isnan(current_value) and not math.isnan(challenger_value))
+    comparison = f"{metric} {challenger_value:g} of version {version} against {current_value:g} of {alias} {current}"
     needed = f", better by {gain:g} where {min_delta:g} was asked for" if min_delta else ""
     outcome = "is better" if better else "is not better"
     return Promotion(
-        moved=better, reason=f"{what} {outcome}{needed}", version=version if better else current, previous=current
+        moved=better, reason=f"{comparison} {outcome}{needed}", version=version if better else current, previous=current
     )
 
 
