@@ -157,8 +157,8 @@ def _decimals(array: pa.Array) -> Array:
 def _codes(column: pa.Array, codes: Mapping[str, int]) -> tuple[pa.Array, int]:
     """Strings as numbers, and how many have none; work is done once a distinct value, not once a row."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    known = [codes.get(value) for value in encoded.dictionary.to_pylist()]
-    translated = from_values(known, pa.int32()).take(encoded.indices)
+    numbers = [codes.get(value) for value in encoded.dictionary.to_pylist()]
+    translated = from_values(numbers, pa.int32()).take(encoded.indices)
     return translated, translated.null_count - column.null_count
 
 

@@ -164,9 +164,9 @@ def plan_tensors(
         elif packs[tensor][0] == name:
             tensors.append(_pack(tensor, [singles[member] for member in packs[tensor]], layout))
     tensors = [spec for tensor in tensors for spec in _with_mask(tensor)]
-    taken = [spec.name for spec in tensors]
-    for name in taken:
-        if taken.count(name) > 1:
+    tensor_names = [spec.name for spec in tensors]
+    for name in tensor_names:
+        if tensor_names.count(name) > 1:
             raise SchemaError(f"two tensors would be called {name!r}: rename the column or the packed tensor")
     return tuple(tensors)
 
@@ -215,8 +215,10 @@ def _single(column: pa.Field, is_label: bool, layout: Layout) -> TensorSpec:
     dtype = layout.dtypes.get(name, spec.dtype)
     if dtype != spec.dtype:
         if spec.logical or spec.dtype == "binary":
-            what = spec.logical or spec.dtype
-            raise SchemaError(f"column {name!r} holds a {what}, not {dtype}: take it out of dtypes or cast it in Spark")
+            stored_kind = spec.logical or spec.dtype
+            raise SchemaError(
+                f"column {name!r} holds a {stored_kind}, not {dtype}: take it out of dtypes or cast it in Spark"
+            )
         spec = replace(spec, dtype=dtype)
     if name in layout.shapes and not spec.ragged and spec.shape == ():
         raise SchemaError(f"column {name!r} is a scalar but has shape {layout.shapes[name]}: take it out of shapes")

@@ -46,7 +46,7 @@ def check_names(names: Sequence[str], used: Iterable[str], *, cases: bool = Fals
         SchemaError: names them.
     """
     for name in used:
-        alike = [other for other in names if folded(other, cases=cases) == folded(name, cases=cases)]
+        alike = [candidate for candidate in names if folded(candidate, cases=cases) == folded(name, cases=cases)]
         if len(alike) > 1:
             raise SchemaError(
                 f"the frame has {len(alike)} columns of the name {name!r}, {alike}, which Spark does not tell apart: "

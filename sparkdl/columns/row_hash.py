@@ -124,8 +124,8 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
         rows = rows[lengths[rows] > word]
         if not len(rows):
             break
-        left = np.minimum(lengths[rows] - word, 8).astype(np.uint64) * np.uint64(8)
-        bits = words[starts[rows] + word] & (np.uint64(2**64 - 1) >> (np.uint64(64) - left))
+        remaining_bits = np.minimum(lengths[rows] - word, 8).astype(np.uint64) * np.uint64(8)
+        bits = words[starts[rows] + word] & (np.uint64(2**64 - 1) >> (np.uint64(64) - remaining_bits))
         hashes[rows] = mixed(hashes[rows] + bits)
     return hashes
 

@@ -70,9 +70,9 @@ class Payload:
 
 def _copied(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The bytes in memory that torch has allocated."""
-    mine = torch.empty(array.nbytes, dtype=torch.uint8).numpy()
-    mine[:] = array
-    return mine
+    copied = torch.empty(array.nbytes, dtype=torch.uint8).numpy()
+    copied[:] = array
+    return copied
 
 
 @functools.cache
@@ -99,8 +99,8 @@ class _Pickler(Pickler):
         )
         if not plain:
             return super().reducer_override(value)
-        own = {name: part for name, part in vars(value).items() if name not in _of_every_optimizer()}
-        return copyreg.__newobj__, (type(value),), {**own, **value.__getstate__()}  # type: ignore[attr-defined]
+        extra_attributes = {name: part for name, part in vars(value).items() if name not in _of_every_optimizer()}
+        return copyreg.__newobj__, (type(value),), {**extra_attributes, **value.__getstate__()}  # type: ignore[attr-defined]
 
     def persistent_id(self, value: Any) -> Any:
         typed = isinstance(value, torch.TypedStorage)

@@ -81,16 +81,16 @@ class Encoder:
         return [part if type(part) in _PLAIN else self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        found = {}
+        encoded = {}
         for key, part in value.items():
             if not isinstance(key, str) or key[:1] == "$":
                 return self._pairs(value, path)
             kind = type(part)
             if kind in _PLAIN or (kind is float and math.isfinite(part)):
-                found[key] = part
+                encoded[key] = part
             else:
-                found[key] = self.encode(part, f"{path}.{key}")
-        return found
+                encoded[key] = self.encode(part, f"{path}.{key}")
+        return encoded
 
     def _pairs(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
         pairs = [[self.encode(key, path), self.encode(part, f"{path}.{key}")] for key, part in value.items()]

@@ -36,11 +36,11 @@ class BlockCutter:
         ends = row_ends(rows, count)
         start = 0
         while start < count:
-            taken = self._fitting(ends, start, count)
-            self._pending.append(_slice(rows, start, taken))
-            used = int(ends[start + taken] - ends[start])
-            self._room = (self._room[0] - taken, self._room[1] - used)
-            start += taken
+            fitting_rows = self._fitting(ends, start, count)
+            self._pending.append(_slice(rows, start, fitting_rows))
+            used = int(ends[start + fitting_rows] - ends[start])
+            self._room = (self._room[0] - fitting_rows, self._room[1] - used)
+            start += fitting_rows
             if self._room[0] <= 0 or self._room[1] <= 0:
                 yield from self.rest()
 

@@ -359,5 +359,5 @@ def _check_statistics(statistics: Mapping[str, ColumnStats], source: documents.S
 
 def schema_hash(tensors: tuple[TensorSpec, ...]) -> str:
     """The hash of what a consumer of batches sees: names, dtypes, shapes, meanings, dictionaries."""
-    seen = [(s.name, s.dtype, s.shape, s.ragged, s.columns, s.role, s.logical, s.dictionary) for s in tensors]
-    return xxh3_hex(json.dumps(seen).encode())
+    visible_facts = [(s.name, s.dtype, s.shape, s.ragged, s.columns, s.role, s.logical, s.dictionary) for s in tensors]
+    return xxh3_hex(json.dumps(visible_facts).encode())

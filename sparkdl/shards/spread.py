@@ -103,9 +103,9 @@ class Common:
 
     def share(self, bucket: int, buckets: int) -> Counts:
         """Copies of each row that one bucket gets: equally many, one more in some that the key chooses."""
-        least, rest = np.divmod(self.copies, buckets)
+        least, remainder = np.divmod(self.copies, buckets)
         offsets = (np.int64(bucket) - (mixed(self.keys) % np.uint64(buckets)).astype(np.int64)) % buckets
-        return least + (offsets < rest)
+        return least + (offsets < remainder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +230,8 @@ def _kept(part: Part, mask: npt.NDArray[np.bool_]) -> Part:
     rows, keys, copies = part
     if mask.all():
         return part
-    kept = np.flatnonzero(mask)
-    return permuted(rows, kept), keys[kept], copies[kept]
+    indices = np.flatnonzero(mask)
+    return permuted(rows, indices), keys[indices], copies[indices]
 
 
 def _order(keys: Words, copies: Counts, bucket: int) -> npt.NDArray[np.int64]:

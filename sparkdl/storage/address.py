@@ -31,13 +31,13 @@ def resolved_address(text: str) -> str:
         raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
     if text.startswith("dbfs:/"):
         text = f"file:///dbfs/{text.removeprefix('dbfs:/').lstrip('/')}"
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, host_and_path = text.partition("://")
     if text.startswith("file:") or scheme in ("file", "local"):
-        return _local(_path_behind(text, rest if separator else text.removeprefix("file:")))
+        return _local(_path_behind(text, host_and_path if separator else text.removeprefix("file:")))
     if separator:  # hdfs:///x leaves its host to Hadoop's configuration
-        hostless = scheme in ("hdfs", "viewfs") and rest.startswith("/")
+        hostless = scheme in ("hdfs", "viewfs") and host_and_path.startswith("/")
         has_default_host = hostless and default_filesystem().startswith(f"{scheme}://")
-        return (qualified_by_session(rest) if has_default_host else None) or _named_as_s3(text.rstrip("/"))
+        return (qualified_by_session(host_and_path) if has_default_host else None) or _named_as_s3(text.rstrip("/"))
     if _CATALOG.fullmatch(text):
         raise ConfigError(
             f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "

@@ -44,12 +44,12 @@ def problems_on_executors(
         ClusterError: the executors' Python lacks a module.
     """
     reached = _known.setdefault(spark, set())
-    new = {name: storage for name, storage in places.items() if not _covered(storage, reached)}
-    if not new or _all_here(spark):
+    new_places = {name: storage for name, storage in places.items() if not _covered(storage, reached)}
+    if not new_places or _all_here(spark):
         return {}
     with ExitStack() as stack:
-        marks = {name: _disk_mark(storage, stack) for name, storage in new.items()}
-        look = _Look({name: (storage, marks[name]) for name, storage in new.items()}, problem_of)
+        marks = {name: _disk_mark(storage, stack) for name, storage in new_places.items()}
+        look = _Look({name: (storage, marks[name]) for name, storage in new_places.items()}, problem_of)
         try:
             rows = _row_for_each_executor(spark).mapInArrow(look, "name string, problem string").collect()
         except Exception as error:
@@ -60,7 +60,7 @@ def problems_on_executors(
     problems: dict[str, str] = {}
     for name, problem in sorted(tuple(row) for row in rows):
         problems.setdefault(name, problem)
-    reached |= {storage.uri for name, storage in new.items() if name not in problems}
+    reached |= {storage.uri for name, storage in new_places.items() if name not in problems}
     return problems
 
 

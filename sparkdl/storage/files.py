@@ -264,8 +264,8 @@ class LocalStorage(Storage):
         with self._temporary(data) as temporary:
             try:
                 os.link(temporary, Path(self._path))  # fails if the name is taken; rename would replace it
-            except FileExistsError as taken:
-                raise self._conflict() from taken
+            except FileExistsError as cause:
+                raise self._conflict() from cause
 
     @contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
@@ -400,9 +400,9 @@ class RemoteStorage(Storage):
                 with Upload(self._fs.open(temporary._path, "wb"), temporary.delete) as file:
                     file.write(data)
                 self._fs.mv(temporary._path, self._path, overwrite=overwrite)
-            except FileExistsError as taken:
+            except FileExistsError as cause:
                 temporary.delete()
-                raise self._conflict() from taken
+                raise self._conflict() from cause
             except BaseException:
                 with suppress(StorageError):
                     temporary.delete()

@@ -131,8 +131,8 @@ class RangeReader(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes, fewer at the end of the file; below 0: all that are left."""
-        rest = max(0, self._size - self._position)
-        length = rest if size < 0 else min(size, rest)
+        remaining = max(0, self._size - self._position)
+        length = remaining if size < 0 else min(size, remaining)
         data = self._read_range(self._position, length) if length else b""
         self._position += len(data)
         return data

@@ -196,8 +196,8 @@ class _Hadoop:
     def qualified(self, path: str) -> str:
         """A path with scheme and host, and absolute."""
         try:
-            made = self._jvm.org.apache.hadoop.fs.Path(path)
-            return str(made.getFileSystem(self._conf).makeQualified(made).toString())
+            hadoop_path = self._jvm.org.apache.hadoop.fs.Path(path)
+            return str(hadoop_path.getFileSystem(self._conf).makeQualified(hadoop_path).toString())
         except Exception as error:
             if not _is_gone(error) or not path.startswith("/"):
                 raise
@@ -274,10 +274,10 @@ def default_filesystem_of(settings: Mapping[str, str]) -> str:
     default = next((settings[name] for name in named if settings.get(name)), LOCAL)
     if "${" in default:  # which Hadoop fills in
         return ""
-    scheme, separator, rest = default.partition("://")
+    scheme, separator, host_and_path = default.partition("://")
     if scheme in ("file", "local") or default.startswith("file:"):
         return LOCAL
-    return f"{scheme}://{rest.partition('/')[0]}" if separator else f"hdfs://{default}"
+    return f"{scheme}://{host_and_path.partition('/')[0]}" if separator else f"hdfs://{default}"
 
 
 def hadoop_client_settings_of(settings: Mapping[str, str]) -> dict[str, str]:

@@ -160,10 +160,10 @@ class WritePlan:
     def _add_columns(self, table: DeltaTable) -> bool:
         """Give the table the columns that it lacks, in a commit of its own; whether there were any."""
         column_names = {field.name for field in table.schema().fields}
-        added = [field for field in self.schema.fields if field.name not in column_names]
-        if added and self.request.new_columns:
-            table.alter.add_columns(added, commit_properties=commit_properties())
-        return bool(added) and self.request.new_columns
+        missing_fields = [field for field in self.schema.fields if field.name not in column_names]
+        if missing_fields and self.request.new_columns:
+            table.alter.add_columns(missing_fields, commit_properties=commit_properties())
+        return bool(missing_fields) and self.request.new_columns
 
     def _add_feature(self, table: DeltaTable) -> bool:
         """Let the table hold times without a zone, in a commit of its own, where new columns need it; whether so."""
@@ -209,8 +209,8 @@ class WritePlan:
             added=files,
             removed=removed,
         )
-        own = {"sparkdl.write": write_id, "sparkdl.mode": self.request.mode}
-        return commit_properties(self.request.transaction, **{**self.request.metadata, **facts, **own})
+        write_facts = {"sparkdl.write": write_id, "sparkdl.mode": self.request.mode}
+        return commit_properties(self.request.transaction, **{**self.request.metadata, **facts, **write_facts})
 
     def _check_partition_columns(self, layout: Sequence[str]) -> None:
         types = {field["name"]: field["type"] for field in json.loads(self.schema.to_json())["fields"]}

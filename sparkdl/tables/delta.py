@@ -94,11 +94,11 @@ def delta_address(uri: str) -> str:
         ConfigError: delta-rs would keep the log elsewhere than the files, for it takes the address for a URL.
     """
     path = uri.removeprefix("file://")
-    taken = re.search(r"[#?%]" if "://" in path else r"%[0-9A-Fa-f]{2}|\\", path)
+    url_part = re.search(r"[#?%]" if "://" in path else r"%[0-9A-Fa-f]{2}|\\", path)
     require(
-        taken is None,
-        f"{uri} has {taken and taken[0]!r}, which delta-rs takes for a part of a URL and not of the folder's name: "
-        "give the table another address",
+        url_part is None,
+        f"{uri} has {url_part and url_part[0]!r}, which delta-rs takes for a part of a URL and not of the folder's "
+        "name: give the table another address",
     )
     return path
 
@@ -232,16 +232,16 @@ def check_same_schema(uri: str, table: str, data: str, *, shared: bool = False) 
         SchemaError: names the first column that differs, with both types.
     """
     table_types = {field["name"]: field["type"] for field in json.loads(table)["fields"]}
-    here = {field["name"]: field["type"] for field in json.loads(data)["fields"]}
-    for name in [name for name in here if name in table_types] if shared else [*here, *table_types]:
+    data_types = {field["name"]: field["type"] for field in json.loads(data)["fields"]}
+    for name in [name for name in data_types if name in table_types] if shared else [*data_types, *table_types]:
         remedy = "change the data, or overwrite with overwrite_schema=True"
         if name not in table_types:
-            raise SchemaError(f"column {name!r} ({here[name]}) is not in the Delta table {uri}: {remedy}")
-        if name not in here:
+            raise SchemaError(f"column {name!r} ({data_types[name]}) is not in the Delta table {uri}: {remedy}")
+        if name not in data_types:
             raise SchemaError(f"column {name!r} ({table_types[name]}) of the Delta table {uri} is missing: {remedy}")
-        if _loose(here[name]) != _loose(table_types[name]):
+        if _loose(data_types[name]) != _loose(table_types[name]):
             raise SchemaError(
-                f"column {name!r} has the type {here[name]}, in the Delta table {uri} it is {table_types[name]}: "
+                f"column {name!r} has the type {data_types[name]}, in the Delta table {uri} it is {table_types[name]}: "
                 f"{remedy}"
             )
 
@@ -258,8 +258,8 @@ def merged_schema(uri: str, table: str, data: str, remedy: str = "change the dat
     Raises:
         SchemaError: a column has another type in each, differs in case alone, or is missing and may not be null.
     """
-    table_fields, here = (json.loads(schema)["fields"] for schema in (table, data))
-    table_by_name, data_by_name = ({field["name"]: field for field in fields} for fields in (table_fields, here))
+    table_fields, data_fields = (json.loads(schema)["fields"] for schema in (table, data))
+    table_by_name, data_by_name = ({field["name"]: field for field in fields} for fields in (table_fields, data_fields))
     alike = {name.lower(): name for name in table_by_name}
     for name, field in data_by_name.items():
         if name in table_by_name and _loose(field["type"]) != _loose(table_by_name[name]["type"]):
@@ -279,7 +279,7 @@ def merged_schema(uri: str, table: str, data: str, remedy: str = "change the dat
         json.dumps(
             {
                 "type": "struct",
-                "fields": [*table_fields, *(field for field in here if field["name"] not in table_by_name)],
+                "fields": [*table_fields, *(field for field in data_fields if field["name"] not in table_by_name)],
             }
         )
     )

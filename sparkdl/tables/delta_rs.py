@@ -133,8 +133,8 @@ class DeltaRs:
 
     def stage(self, schema: str, request: WriteRequest) -> StagedWrite:
         """The first half of a write: the caller lets tasks write files, then commits or abandons them."""
-        asked = request.spelled(schema)
-        plan = WritePlan(uri=self.uri, options=self.options, schema=delta_schema(schema), request=asked)
+        spelled_request = request.spelled(schema)
+        plan = WritePlan(uri=self.uri, options=self.options, schema=delta_schema(schema), request=spelled_request)
         task = WriteTask(
             root=self.root,
             write_id=uuid.uuid4().hex[:12],
@@ -155,7 +155,7 @@ class DeltaRs:
         """Append a small table; return the version that holds it."""
         check_metadata(metadata or {})
         facts = {**(metadata or {}), "isBlindAppend": expected_version is None}
-        how: Any = {
+        write_settings: Any = {
             "commit_properties": commit_properties(transaction, **facts),
             "writer_properties": _writer_properties(rows.schema),
         }
@@ -172,11 +172,13 @@ class DeltaRs:
                     self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json(), shared=new_columns
                 )
                 check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
-                write_deltalake(table, rows, mode="append", schema_mode="merge" if new_columns else None, **how)
+                write_deltalake(
+                    table, rows, mode="append", schema_mode="merge" if new_columns else None, **write_settings
+                )
             else:
                 address, options = delta_address(self.uri), delta_options(self.uri, self.options)
                 with creating(self.uri, self.options):
-                    write_deltalake(address, rows, mode="error", storage_options=options, **how)
+                    write_deltalake(address, rows, mode="error", storage_options=options, **write_settings)
             return newest + 1
 
         return optimistic(self.uri, attempt)

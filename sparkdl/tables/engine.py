@@ -321,8 +321,10 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names them.
     """
-    taken = sorted(_OF_THE_LOG & set(metadata))
-    require(not taken, f"metadata names {taken}, which the history says of each commit itself: call these otherwise")
+    reserved = sorted(_OF_THE_LOG & set(metadata))
+    require(
+        not reserved, f"metadata names {reserved}, which the history says of each commit itself: call these otherwise"
+    )
 
 
 def is_name(text: str | os.PathLike[str]) -> bool:

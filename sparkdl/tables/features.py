@@ -245,8 +245,8 @@ def _promises(table: DeltaTable) -> list[str]:
     if maps_columns(table):
         constraints.append("delta.columnMapping.mode")
     for field in json.loads(table.schema().to_json())["fields"]:
-        kept = ("delta.generation", "delta.identity", "delta.invariants")
-        constraints += [f"{key} of {field['name']}" for key in field.get("metadata", {}) if key.startswith(kept)]
+        prefixes = ("delta.generation", "delta.identity", "delta.invariants")
+        constraints += [f"{key} of {field['name']}" for key in field.get("metadata", {}) if key.startswith(prefixes)]
     return constraints
 
 

@@ -157,8 +157,8 @@ class Journal:
             if file.exists():
                 raise
             return None
-        added = _appended(json.loads(line) for line in text.splitlines() if line.strip())
-        rows = None if added is None else tuple(map(self._rows, added))
+        appended_files = _appended(json.loads(line) for line in text.splitlines() if line.strip())
+        rows = None if appended_files is None else tuple(map(self._rows, appended_files))
         return _Commit(sha256_hex(text), rows)
 
     def _rows(self, add: Mapping[str, Any]) -> pa.Table:
@@ -181,18 +181,18 @@ def _there(commits: Iterable[_Commit | None]) -> Iterator[_Commit]:
 
 def _appended(actions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
     """The files that a commit appended to the rows; None where it did something else to rows or table."""
-    added = []
+    appended_files = []
     for action in actions:
         for kind, facts in action.items():
             if kind == "add" and facts["dataChange"]:
                 if facts.get("deletionVector") or facts.get("partitionValues"):
                     return None
-                added.append(facts)
+                appended_files.append(facts)
             elif kind not in ("add", "remove", "commitInfo", "txn") or (
                 kind == "remove" and facts.get("dataChange", True)
             ):
                 return None
-    return added
+    return appended_files
 
 
 def _entry_of(file: str, size: int, rows: int, read_version: int) -> bytes:

@@ -90,8 +90,8 @@ def _joined(frame: DataFrame, facts: DataFrame) -> DataFrame:
     word = f"get({_DELETED}, cast(shiftright({_ROW}, 6) as int))"  # null beyond the vector's end: not deleted
     bit = F.expr(f"shiftright({word}, cast({_ROW} & 63 as int)) & 1")
     unknown = F.raise_error(F.concat(F.lit("sparkdl: not a file of the table: "), F.col(_FILE))).cast("boolean")
-    kept = F.when(F.col(_VALUES).isNull(), unknown).otherwise(F.coalesce(bit == 0, F.lit(True)))
-    return placed.join(F.broadcast(facts), _FILE, "left").where(kept)
+    is_visible = F.when(F.col(_VALUES).isNull(), unknown).otherwise(F.coalesce(bit == 0, F.lit(True)))
+    return placed.join(F.broadcast(facts), _FILE, "left").where(is_visible)
 
 
 def _columns(target: Any, names: Mapping[str, str], layout: Sequence[str] = ()) -> list[Column]:
@@ -135,8 +135,8 @@ def deletion_vectors(table: DeltaTable) -> dict[str, Words]:
         return {}
     vectors = {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-        for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
-            bits = np.packbits(~kept.values.to_numpy(zero_copy_only=False), bitorder="little")
+        for uri, selection in zip(batch["filepath"], batch["selection_vector"], strict=True):
+            bits = np.packbits(~selection.values.to_numpy(zero_copy_only=False), bitorder="little")
             words = np.zeros(-(-len(bits) // 8), dtype="<i8")
             words.view(np.uint8)[: len(bits)] = bits
             address = unquote(uri.as_py())

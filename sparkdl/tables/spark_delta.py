@@ -133,8 +133,8 @@ class SparkDelta:
                 return self._result(write_id, created=True)
             if not request.overwrite_schema:
                 self._check_columns(frame.schema.json(), existing)
-            kept = layout if request.overwrite_schema else ()  # or Delta would drop it with the schema
-            self._save(frame, request, kept, _options(request), write_id, _mode(request))
+            stated_layout = layout if request.overwrite_schema else ()  # or Delta would drop it with the schema
+            self._save(frame, request, stated_layout, _options(request), write_id, _mode(request))
             return self._result(write_id)
 
         result = optimistic(self.uri, attempt, tries=5)
@@ -277,9 +277,9 @@ class SparkDelta:
         with task_errors(), self._errors("write"):
             outside = frame.where(~inside).select(*(quoted(name) for name in layout)).head(1)
         if outside:
-            wanted = [dict(partition) for partition in request.partitions]
+            partitions = [dict(partition) for partition in request.partitions]
             raise DataError(
-                f"rows lie in the partition {outside[0].asDict()}, only {wanted} are to be replaced: "
+                f"rows lie in the partition {outside[0].asDict()}, only {partitions} are to be replaced: "
                 "filter the rows, or name that partition too"
             )
 
@@ -309,14 +309,14 @@ class SparkDelta:
     def _result(self, write_id: str, *, created: bool = False) -> WriteResult:
         """What the history says of a write; nothing, where its transaction had committed before."""
         history = self.history(50)
-        mine = next((row for row in history if row.get("sparkdl.write") == write_id), None)
-        if mine is None and created:
-            mine = history[-1]  # a catalog's creation of a table keeps no metadata of the writer's
-        if mine is None:
+        commit = next((row for row in history if row.get("sparkdl.write") == write_id), None)
+        if commit is None and created:
+            commit = history[-1]  # a catalog's creation of a table keeps no metadata of the writer's
+        if commit is None:
             return WriteResult(version=history[0]["version"], rows=0, files=0, bytes=0, partitions=(), committed=False)
-        numbers = mine.get("operationMetrics") or {}
-        rows, files, size = (int(numbers.get(f"num{what}", 0)) for what in ("OutputRows", "Files", "OutputBytes"))
-        return WriteResult(version=mine["version"], rows=rows, files=files, bytes=size, partitions=(), committed=True)
+        numbers = commit.get("operationMetrics") or {}
+        rows, files, size = (int(numbers.get(f"num{counter}", 0)) for counter in ("OutputRows", "Files", "OutputBytes"))
+        return WriteResult(version=commit["version"], rows=rows, files=files, bytes=size, partitions=(), committed=True)
 
     def _check_fence(self, transaction: AppTransaction | None) -> None:
         """Refuse a write that Delta has passed over, since a later one of the application has committed.

@@ -154,24 +154,24 @@ class Blocks(ABC):
         """The next whole block in file order: the same one on every rank, whatever the order they read in."""
         count = len(self._where)
         for step in range(1, count):
-            other = (block + step) % count
-            if other in self.damaged:
+            stand_in = (block + step) % count
+            if stand_in in self.damaged:
                 continue
             try:
-                self.request([other])  # kept until the end: it may be read whenever the damaged block is
-                if not (self._checked[other] and self._present(other)):
-                    self._load(other)
-                    self._checked[other] = True
+                self.request([stand_in])  # kept until the end: it may be read whenever the damaged block is
+                if not (self._checked[stand_in] and self._present(stand_in)):
+                    self._load(stand_in)
+                    self._checked[stand_in] = True
             except IntegrityError:
-                self.release([other])
+                self.release([stand_in])
                 continue
             with self._lock:
-                self._stand_ins.add(other)
+                self._stand_ins.add(stand_in)
                 if block not in self.damaged:
-                    self.damaged[block] = other
-                    logger.warning("%s; its rows are replaced by those of block %d", damage, other)
-                    emit("block_substituted", block=block, by=other, reason=str(damage))
-            return other
+                    self.damaged[block] = stand_in
+                    logger.warning("%s; its rows are replaced by those of block %d", damage, stand_in)
+                    emit("block_substituted", block=block, by=stand_in, reason=str(damage))
+            return stand_in
         raise damage
 
     def _locate_tensors(self, block: int, start: int, size: int) -> None:
@@ -234,8 +234,8 @@ class Blocks(ABC):
         if buffer is None or not buffer.size:
             return 0
         offset = int(buffer.address) - self.space.address
-        element, rest = divmod(offset, item)
-        if rest or offset < start or offset + buffer.size > start + size:
+        element, remainder = divmod(offset, item)
+        if remainder or offset < start or offset + buffer.size > start + size:
             raise IntegrityError(
                 f"a buffer of {buffer.size} bytes of a block of {self.manifest.uri} lies outside of its block, or off "
                 "the grid of its dtype: write the set again"

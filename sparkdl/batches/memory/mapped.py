@@ -121,10 +121,10 @@ class MappedBlocks(Blocks):
             path = self._root.child(self.manifest.shards[number].path).local_path()
             assert path is not None
             try:
-                now = _FileState.of(path.stat())
+                file_state = _FileState.of(path.stat())
             except OSError:  # removed, or out of reach: what is mapped stays as it was
                 continue
-            if now != mapping:
+            if file_state != mapping:
                 changed.add(number)
         for number in changed:
             del self._mapped[number]

@@ -159,16 +159,18 @@ class Order:
         """Which of the rows of these windows, laid end to end, comes where in training order, ``(rows,)``."""
         places = empty(int(sizes.sum()))
         cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(lanes)]
-        done = 0
+        mixed_rows = 0
         for low, high in itertools.pairwise(cuts):  # one run, or two in a last window: lanes differ by one row
             size = int(sizes[low])
             if not size:
                 break  # lanes that have no such window come last
             key = (self.seed, self.epoch, _ROW_STREAM, window, size)
             mixed = permutations(high - low, size, *key, skip=lanes.start + low, empty=empty)
-            start = np.arange(done, done + mixed.size, size, dtype=np.int64)[:, None]
-            done += mixed.size
-            np.add(mixed, start, out=places[done - mixed.size : done].reshape(mixed.shape), casting="unsafe")
+            start = np.arange(mixed_rows, mixed_rows + mixed.size, size, dtype=np.int64)[:, None]
+            mixed_rows += mixed.size
+            np.add(
+                mixed, start, out=places[mixed_rows - mixed.size : mixed_rows].reshape(mixed.shape), casting="unsafe"
+            )
         return places
 
     def window_rows(self, lanes: range, window: int, empty: Empty = fresh) -> tuple[Ints, Ints]:
@@ -207,10 +209,10 @@ class Order:
         block, row = np.empty_like(position), np.empty_like(position)
         keys = lane * (self.rows + 1) + index // self.window
         for key in np.unique(keys):
-            here = keys == key
+            in_window = keys == key
             which_lane, which_window = divmod(int(key), self.rows + 1)
-            rows = self.window_rows(range(which_lane, which_lane + 1), which_window)[0][index[here] % self.window]
-            block[here], row[here] = rows >> ROW_BITS, rows & ROW_MASK
+            rows = self.window_rows(range(which_lane, which_lane + 1), which_window)[0][index[in_window] % self.window]
+            block[in_window], row[in_window] = rows >> ROW_BITS, rows & ROW_MASK
         return block, row
 
     def positions(self, block: int, row: npt.ArrayLike) -> Ints:
@@ -224,16 +226,16 @@ class Order:
         result: Ints = np.empty_like(laid)
         keys = lane * (self.rows + 1) + inside // self.window
         for key in np.unique(keys):
-            here = keys == key
+            in_window = keys == key
             which_lane, which_window = divmod(int(key), self.rows + 1)
             lanes = range(which_lane, which_lane + 1)
-            slot = inside[here] % self.window
+            slot = inside[in_window] % self.window
             if self.shuffle:
                 mixed = self._mixed(lanes, which_window, self._extents(lanes, which_window)[1])
                 back = np.empty_like(mixed)
                 back[mixed] = np.arange(mixed.size)
                 slot = back[slot]
-            result[here] = (which_window * self.window + slot) * self.lanes + which_lane
+            result[in_window] = (which_window * self.window + slot) * self.lanes + which_lane
         return result
 
 
@@ -288,8 +290,8 @@ class Steps:
             return [(start, self.rows)]
         if step > 0:
             return [(self.rows - self.global_batch, self.rows)]
-        times, rest = divmod(self.global_batch, self.rows)
-        return [(0, self.rows)] * times + ([(0, rest)] if rest else [])
+        times, remainder = divmod(self.global_batch, self.rows)
+        return [(0, self.rows)] * times + ([(0, remainder)] if remainder else [])
 
     def global_rows(self, step: int) -> int:
         """Rows of one step over all ranks."""
@@ -336,17 +338,17 @@ def _cuts(steps: Steps, rank: int, first: int, last: int) -> Ints:
         same * (rank * batch // size),
         same * ((rank + 1) * batch // size),
     )
-    rest: list[tuple[int, int, int, int, int]] = []
+    tail_ranges: list[tuple[int, int, int, int, int]] = []
     for step in range(first + full_steps.size, last):
         low, high = steps.share(step, rank)
         rows_before = 0
         for start, stop in steps.ranges(step):
             length = stop - start
-            rest.append(
+            tail_ranges.append(
                 (step, start, length, min(max(low - rows_before, 0), length), min(max(high - rows_before, 0), length))
             )
             rows_before += length
-    return np.concatenate([np.stack(full), np.array(rest, dtype=np.int64).reshape(-1, 5).T], axis=1)
+    return np.concatenate([np.stack(full), np.array(tail_ranges, dtype=np.int64).reshape(-1, 5).T], axis=1)
 
 
 def segments(steps: Steps, lanes: int, rank: int, first: int, last: int) -> Segments:
@@ -359,14 +361,14 @@ def segments(steps: Steps, lanes: int, rank: int, first: int, last: int) -> Segm
     low = np.maximum(low_of, start_in_range)
     count = np.minimum(high_of, stop_in_range) - low
     start = (start_of + lanes - 1 - lane) // lanes + (low - start_in_range)
-    taken = count > 0
-    touched = np.flatnonzero(taken.any(axis=0))
+    has_rows = count > 0
+    touched = np.flatnonzero(has_rows.any(axis=0))
     return Segments(
-        np.broadcast_to(step_of, taken.shape)[taken],
-        np.broadcast_to(lane, taken.shape)[taken],
-        start[taken],
-        count[taken],
+        np.broadcast_to(step_of, has_rows.shape)[has_rows],
+        np.broadcast_to(lane, has_rows.shape)[has_rows],
+        start[has_rows],
+        count[has_rows],
         touched,
-        np.where(taken, start, steps.rows).min(axis=0, initial=steps.rows)[touched],
-        np.where(taken, start + count, 0).max(axis=0, initial=0)[touched],
+        np.where(has_rows, start, steps.rows).min(axis=0, initial=steps.rows)[touched],
+        np.where(has_rows, start + count, 0).max(axis=0, initial=0)[touched],
     )

@@ -225,7 +225,7 @@ class Decoded:
 
         parts = [self._executor.submit(decode, cuts[at : at + share]) for at in range(0, len(cuts), share)]
         rows = [value for part in parts for value in part.result()]
-        return [{self.spec.name: self._stack(rows[here], allocate)} for here in _slices(sizes)]
+        return [{self.spec.name: self._stack(rows[batch_slice], allocate)} for batch_slice in _slices(sizes)]
 
     def _stack(self, rows: Sequence[torch.Tensor], allocate: Allocate) -> torch.Tensor:
         for value in rows:

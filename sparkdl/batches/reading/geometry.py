@@ -45,8 +45,8 @@ def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
             elif spec.dtype == "binary":
                 elements = float(stats[0].mean or 0)
             else:
-                kept = stats[0].count + stats[0].nan_count + stats[0].inf_count + stats[0].null_count
-                elements *= kept / max(1, manifest.rows)
+                element_count = stats[0].count + stats[0].nan_count + stats[0].inf_count + stats[0].null_count
+                elements *= element_count / max(1, manifest.rows)
         total += elements * (1 if spec.dtype in ("bool", "binary") else np.dtype(spec.dtype).itemsize)
     return min(max(1.0, total), _LARGEST_ROW)  # statistics are what a file says, and buffers are sized by them
 

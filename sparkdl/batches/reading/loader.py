@@ -76,9 +76,9 @@ class ShardedDataset:
         self._check_names()
 
     def _check_names(self) -> None:
-        taken = {spec.name for spec in self.tensors}
+        tensor_names = {spec.name for spec in self.tensors}
         for spec in self.tensors:
-            if spec.ragged and self.config.ragged == "padded" and valid_name(spec.name) in taken:
+            if spec.ragged and self.config.ragged == "padded" and valid_name(spec.name) in tensor_names:
                 raise ConfigError(
                     f"{valid_name(spec.name)!r} is a tensor of the set and the mask of padded {spec.name!r}: "
                     "read with ragged='jagged', or leave one out of tensors"
@@ -272,12 +272,12 @@ class ShardLoader:
         """
         if state.get("version") != _STATE_VERSION:
             raise ConfigError(f"a loader state of version {state.get('version')} is not {_STATE_VERSION}: start anew")
-        for name, mine, remedy in (
+        for name, own_value, remedy in (
             ("order", self._fingerprint, "read the same shard set with the same shuffle, tail, pool_bytes and lanes"),
             ("seed", self._options.seed, "make the loader with the state's seed"),
         ):
-            if state[name] != mine:
-                raise ConfigError(f"the loader state has {name} {state[name]}, this loader {mine}: {remedy}")
+            if state[name] != own_value:
+                raise ConfigError(f"the loader state has {name} {state[name]}, this loader {own_value}: {remedy}")
         rows = int(state["global_batch"])
         if rows != self.global_batch_rows:
             if self._options.per_rank is None:

@@ -63,7 +63,7 @@ def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
     last in any thread. So the threads are started here and now, each uses torch once before it sets its number, and the
     caller's number is set again behind them.
     """
-    mine = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     started = Barrier(count + 1)
     executor = ThreadPoolExecutor(count, thread_name_prefix=name)
 
@@ -75,7 +75,7 @@ def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
     for _ in range(count):
         executor.submit(start)
     started.wait()
-    torch.set_num_threads(mine)
+    torch.set_num_threads(thread_count)
     return executor
 
 
@@ -188,8 +188,8 @@ class Reader:
     def _locate(self, pattern: Pattern, parts: Sequence[Part]) -> list[Places]:
         """Task: find where the rows of an index batch lie, for every column."""
         empty, count = self._numbers.numbers, pattern.places.size
-        taken = [part.take() for part in parts]
-        laid = np.concatenate(taken, out=empty(sum(rows.size for rows in taken))) if taken else empty(0)
+        row_arrays = [part.take() for part in parts]
+        laid = np.concatenate(row_arrays, out=empty(sum(rows.size for rows in row_arrays))) if row_arrays else empty(0)
         block = np.take(laid, pattern.places, out=empty(count), mode="clip") if count else laid
         row = np.bitwise_and(block, ROW_MASK, out=empty(count))
         block >>= ROW_BITS
@@ -199,7 +199,7 @@ class Reader:
         """Task: gather the rows of some steps."""
         batches: list[Tensors] = [{} for _ in cut.sizes]
         for column, places in zip(self._columns, cut.places.result(), strict=True):
-            here = tuple(place[cut.rows] for place in places)
-            for batch, tensors in zip(batches, column.gather(here, cut.sizes, self._ring.take), strict=True):
+            step_places = tuple(place[cut.rows] for place in places)
+            for batch, tensors in zip(batches, column.gather(step_places, cut.sizes, self._ring.take), strict=True):
                 batch.update(tensors)
         return batches

@@ -94,21 +94,23 @@ class Windows:
         size = self._order.window
         lasts = [(lane, high - 1) for lane, high in zip(pattern.lanes, pattern.high.tolist(), strict=True)]
         for current in {last // size for _, last in lasts}:
-            here = [(lane, last) for lane, last in lasts if last // size == current]
-            groups = self._of([lane for lane, _ in here if current + 1 < self._order.windows(lane)], current + 1)
-            read = min(last for _, last in here) % size
+            window_lanes = [(lane, last) for lane, last in lasts if last // size == current]
+            groups = self._of(
+                [lane for lane, _ in window_lanes if current + 1 < self._order.windows(lane)], current + 1
+            )
+            read = min(last for _, last in window_lanes) % size
             self._prepare(groups[: read * (len(groups) + 2) // size])
 
     def retire(self, position: int) -> None:
         """Give back the windows that lie before ``position`` of the epoch."""
         lanes, size = self._order.lanes, self._order.window
-        done = []
+        retired_keys = []
         for key, group in self._groups.items():
             if (group.number + 1) * size <= (position + lanes - group.lanes.stop) // lanes:
-                done.append(key)
+                retired_keys.append(key)
                 if key[0] == group.lanes.start:
                     self._blocks.release(group.blocks)
-        for key in done:
+        for key in retired_keys:
             del self._groups[key]
 
     def close(self) -> None:
@@ -142,10 +144,10 @@ class Windows:
 
     def _shuffle(self, group: _Group) -> tuple[Ints, Ints]:
         """Task: make a group's blocks readable, and its rows known in training order."""
-        wanted = dict.fromkeys(group.blocks)
-        replaced = {block: stand_in for block in wanted if (stand_in := self._blocks.ready(block)) != block}
+        unique_blocks = dict.fromkeys(group.blocks)
+        replaced = {block: stand_in for block in unique_blocks if (stand_in := self._blocks.ready(block)) != block}
         rows, edges = self._order.window_rows(group.lanes, group.number, self._empty)
         for damaged, stand_in in replaced.items():
-            here = rows >> ROW_BITS == damaged
-            rows[here] = stand_in << ROW_BITS | (rows[here] & ROW_MASK) % self._blocks.rows[stand_in]
+            is_damaged = rows >> ROW_BITS == damaged
+            rows[is_damaged] = stand_in << ROW_BITS | (rows[is_damaged] & ROW_MASK) % self._blocks.rows[stand_in]
         return rows, edges

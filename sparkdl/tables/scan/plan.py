@@ -121,11 +121,11 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
             met = arrow_field.mask(texts.cast(schema.field(arrow_field.column).type))
         else:
             met = arrow_field.possible(
-                *(_statistics(actions, what, names[arrow_field.column]) for what in ("min", "max"))
+                *(_statistics(actions, statistic, names[arrow_field.column]) for statistic in ("min", "max"))
             )
         needed = pc.and_(needed, met)
-    kept = tuple(file for file, wanted in zip(files, needed.to_pylist(), strict=True) if wanted)
-    read = {file.path for file in kept}
+    scan_files = tuple(file for file, is_needed in zip(files, needed.to_pylist(), strict=True) if is_needed)
+    read = {file.path for file in scan_files}
     return TableScan(
         root=root,
         version=table.version(),
@@ -135,8 +135,8 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
         layout=layout,
         maps=maps_columns(table) is not None,
         where=tuple(arrow_field for arrow_field in conditions if arrow_field.column not in layout),
-        files=tuple(sorted(kept, key=lambda file: (str(file.partition), file.path))),
-        skipped=len(files) - len(kept),
+        files=tuple(sorted(scan_files, key=lambda file: (str(file.partition), file.path))),
+        skipped=len(files) - len(scan_files),
         deleted={
             path: zlib.compress(words.tobytes()) for path, words in deletion_vectors(table).items() if path in read
         },

@@ -107,9 +107,9 @@ class ScanTask:
         """The columns that a file has of those that are needed, by their names in the table."""
         stored_names = {name.lower(): name for name in parquet.schema_arrow.names}  # as Spark finds them
         stored_names |= {name: name for name in parquet.schema_arrow.names}
-        wanted = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
+        needed = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
         columns = {}
-        for name in wanted:
+        for name in needed:
             inside = self.names[name]
             if name not in self.layout and (inside in stored_names or inside.lower() in stored_names):
                 columns[name] = stored_names.get(inside, stored_names.get(inside.lower(), ""))
@@ -123,18 +123,18 @@ class ScanTask:
         deleted = None if part.deleted is None else np.frombuffer(zlib.decompress(part.deleted), np.uint8)
         for batch in rows:
             count = batch.num_rows
-            kept = None if deleted is None else from_numpy(_unpacked_bits(deleted, first, count) == 0)
+            mask = None if deleted is None else from_numpy(_unpacked_bits(deleted, first, count) == 0)
             for condition in self.where:
                 met = condition.mask(
                     batch.column(stored[condition.column])
                     if condition.column in stored
                     else pa.nulls(count, condition.kind)
                 )
-                kept = met if kept is None else pc.and_(kept, met)
+                mask = met if mask is None else pc.and_(mask, met)
             columns = [self._column(field, batch, part, stored) for field in self.schema]
             selected = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else batch.select([])
-            if kept is not None:
-                selected = selected.filter(kept)
+            if mask is not None:
+                selected = selected.filter(mask)
             if selected.num_rows:
                 yield selected
             first += count
@@ -197,10 +197,10 @@ def _unpacked_bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.n
 
 def _check_calendar(uri: str, parquet: pq.ParquetFile, columns: Iterable[str]) -> None:
     """Refuse times that Spark wrote in the calendar of before 1582, which it alone turns into today's."""
-    old = [name.decode() for name in _OLD_CALENDAR if name in (parquet.metadata.metadata or {})]
+    calendar_marks = [name.decode() for name in _OLD_CALENDAR if name in (parquet.metadata.metadata or {})]
     times = [name for name in columns if pa.types.is_temporal(parquet.schema_arrow.field(name).type)]
-    if old and times:
+    if calendar_marks and times:
         raise DataError(
-            f"the file {uri} holds {times} in the calendar of before 1582 ({old[0]}): write it again without "
-            "spark.sql.parquet.datetimeRebaseModeInWrite=LEGACY, or score the DataFrame that Spark reads"
+            f"the file {uri} holds {times} in the calendar of before 1582 ({calendar_marks[0]}): write it again "
+            "without spark.sql.parquet.datetimeRebaseModeInWrite=LEGACY, or score the DataFrame that Spark reads"
         )
