@@ -143,7 +143,7 @@ def _horovod() -> Check:
     except Exception as error:
         return Check(name="Horovod", found=f"{version}, which does not load: {error}", ok=False, remedy=remedy)
     built = built_with()
-    features = ", ".join(f"{what} {'yes' if built_in else 'no'}" for what, built_in in built.items())
+    features = ", ".join(f"{feature} {'yes' if built_in else 'no'}" for feature, built_in in built.items())
     described = f"{version} ({features})"
     ok = built.get("gloo", False)
     return Check(name="Horovod", found=described, ok=ok, remedy="" if ok else "build it with HOROVOD_WITH_GLOO=1")
@@ -151,16 +151,18 @@ def _horovod() -> Check:
 
 def _shadow() -> Check:
     """Databricks' retired package has the same name: whichever comes first on sys.path wins."""
-    here = Path(__file__).parent.resolve()
-    others = [
+    own_folder = Path(__file__).parent.resolve()
+    other_folders = [
         str(folder / "sparkdl")
         for folder in (Path(entry or ".").resolve() for entry in sys.path)
-        if (folder / "sparkdl" / "__init__.py").is_file() and (folder / "sparkdl").resolve() != here
+        if (folder / "sparkdl" / "__init__.py").is_file() and (folder / "sparkdl").resolve() != own_folder
     ]
-    if not others:
-        return Check(name="sparkdl", found=f"{_own_version()} in {here}", ok=True)
+    if not other_folders:
+        return Check(name="sparkdl", found=f"{_own_version()} in {own_folder}", ok=True)
     remedy = "remove the other one: pip uninstall sparkdl, then install this one again"
-    return Check(name="sparkdl", found=f"{here}, and another in {', '.join(others)}", ok=False, remedy=remedy)
+    return Check(
+        name="sparkdl", found=f"{own_folder}, and another in {', '.join(other_folders)}", ok=False, remedy=remedy
+    )
 
 
 def _own_version() -> str:

@@ -94,23 +94,23 @@ class SparkdlError(Exception):
 
 def _own_frames(trace: TracebackType | None) -> list[str]:
     """Where in the user's own code, of a cell or a file, an error came up on the driver."""
-    frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(LIBRARIES)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(LIBRARIES)]
     return [
-        f"  in {'the cell' if 'ipykernel' in one.filename else one.filename}, line {one.lineno}: {one.line}"
-        for one in frames[-_SHOWN_FRAMES:]
+        f"  in {'the cell' if 'ipykernel' in frame.filename else frame.filename}, line {frame.lineno}: {frame.line}"
+        for frame in frames[-_SHOWN_FRAMES:]
     ]
 
 
 def _own_remote_frames(rank: int | None, text: str) -> list[str]:
     """The same on a rank, whose libraries may lie elsewhere; all frames where none is the user's."""
     frames = re.findall(r'^  File "(.+)", line (\d+), in .+\n(?:    (.+))?', text, re.MULTILINE)
-    own = [frame for frame in frames if not _REMOTE_LIBRARY.search(frame[0])] or frames
-    found = []
-    for file, line, source in own[-_SHOWN_FRAMES:]:
+    user_frames = [frame for frame in frames if not _REMOTE_LIBRARY.search(frame[0])] or frames
+    lines = []
+    for file, line, source in user_frames[-_SHOWN_FRAMES:]:
         place = "the cell" if "ipykernel" in file else file  # whose text the driver has, and a rank has not
         source = source or linecache.getline(file, int(line)).strip()
-        found.append(f"  on rank {rank} in {place}, line {line}: {source}")
-    return found
+        lines.append(f"  on rank {rank} in {place}, line {line}: {source}")
+    return lines
 
 
 class RemoteTraceback(Exception):

@@ -63,8 +63,8 @@ def shortened(names: Sequence[object]) -> str:
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """The first of many metrics, without what an epoch says of itself besides."""
-    known = {name: value for name, value in metrics.items() if name not in _COUNTS and isinstance(value, int | float)}
-    return shortened([f"{name} {value:.4g}" for name, value in known.items()])
+    numbers = {name: value for name, value in metrics.items() if name not in _COUNTS and isinstance(value, int | float)}
+    return shortened([f"{name} {value:.4g}" for name, value in numbers.items()])
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> str:

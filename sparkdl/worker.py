@@ -168,9 +168,9 @@ def _chosen(world: World, job: RankJob, collective: Collective) -> str:
         text = earlier_strategy(Checkpointer(job.checkpoints)) if job.checkpoints else None
         return text if text is not None and _is_filled(text, world.size) else None
 
-    taken = on_leader(collective, earlier)
-    if taken is not None:
-        return taken
+    choice = on_leader(collective, earlier)
+    if choice is not None:
+        return choice
     from sparkdl.strategies.planner import choose  # with DTensor
 
     device = torch.device(world.device)
@@ -238,10 +238,10 @@ def run_identity(job: RankJob, train: _Rows, validation: _Rows | None) -> dict[s
     def rows(manifest: _Rows | None) -> Any:
         return None if manifest is None else f"{manifest.rows} rows, content {manifest.content_hash[:8]}"
 
-    others = {"training data": rows(train), "validation data": rows(validation)}
-    others |= {name: getattr(job, name) for name in ("batch_size", "shuffle", "seed", "tail")}
-    others |= {"pool_bytes": job.loader.pool_bytes, "lanes": job.loader.lanes}
-    return identity_of(job.task, job.train, others)
+    settings = {"training data": rows(train), "validation data": rows(validation)}
+    settings |= {name: getattr(job, name) for name in ("batch_size", "shuffle", "seed", "tail")}
+    settings |= {"pool_bytes": job.loader.pool_bytes, "lanes": job.loader.lanes}
+    return identity_of(job.task, job.train, settings)
 
 
 def _open(job: RankJob, uri: str | Storage, config: LoaderConfig) -> ShardedDataset:

@@ -37,13 +37,13 @@ class World:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for what, position, count in (
+        for name, position, count in (
             ("rank", self.rank, self.size),
             ("local_rank", self.local_rank, self.local_size),
             ("node_rank", self.node_rank, self.num_nodes),
         ):
             if not 0 <= position < count:
-                raise ConfigError(f"{what}={position} does not lie in 0..{count - 1}: number ranks from 0")
+                raise ConfigError(f"{name}={position} does not lie in 0..{count - 1}: number ranks from 0")
 
     @property
     def is_leader(self) -> bool:

@@ -71,10 +71,10 @@ def interrupts_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _: Any) -> None:
-        came.append(number)
+        signals.append(number)
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -82,5 +82,5 @@ def interrupts_wait() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is note:  # else pyspark has set its own, which ends jobs first
             signal.signal(signal.SIGINT, before)
-    if came:
+    if signals:
         raise KeyboardInterrupt

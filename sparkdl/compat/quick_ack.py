@@ -53,12 +53,12 @@ def _jvm_socket() -> socket.socket | None:
         try:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 continue
-            found = socket.socket(fileno=os.dup(fd))
+            connection = socket.socket(fileno=os.dup(fd))
         except OSError:  # the listing's own descriptor, closed by now
             continue
-        if _is_loopback(found):
-            return found
-        found.close()
+        if _is_loopback(connection):
+            return connection
+        connection.close()
     return None
 
 

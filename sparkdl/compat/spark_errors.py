@@ -54,8 +54,8 @@ def unlogged_queries() -> Iterator[None]:
 
     For a block whose errors become sentences of ours. Of pyspark 4.1 and later; it can go when pyspark only raises.
     """
-    own = sys.modules["pyspark.logger"].PySparkLogger  # as pyspark.errors has loaded it
-    loggers = [own.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")]
+    logger_class = sys.modules["pyspark.logger"].PySparkLogger  # as pyspark.errors has loaded it
+    loggers = [logger_class.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
@@ -83,8 +83,8 @@ def task_error(raised: BaseException) -> errors.SparkdlError | None:
         return errors.PreflightError(OTHER_PYTHON)
     if "Error from python worker" in text:  # which did not come so far as to run a task
         return lacking_module(raised)
-    found = _in_text(text)
-    return None if isinstance(found, errors.ClusterError) else found  # a launch reads those itself, and more in them
+    error = _in_text(text)
+    return None if isinstance(error, errors.ClusterError) else error  # a launch reads those itself, and more in them
 
 
 def _in_text(text: str) -> errors.SparkdlError | None:
@@ -117,10 +117,10 @@ def task_errors() -> Iterator[None]:
     try:
         yield
     except Exception as raised:
-        found = task_error(raised)
-        if found is None or found is raised:
+        error = task_error(raised)
+        if error is None or error is raised:
             raise
-        raise found from raised.with_traceback(None)  # our own frames, or Spark's copy of what its text says anyway
+        raise error from raised.with_traceback(None)  # our own frames, or Spark's copy of what its text says anyway
 
 
 def told_by_java(raised: BaseException) -> str:
@@ -136,8 +136,8 @@ def told_by_java(raised: BaseException) -> str:
 
 def foreign_jar(text: str) -> str:
     """What of Java's words tells that a JAR is missing, or was built for another Spark; empty where nothing does."""
-    found = _FOREIGN.search(text)
-    return " ".join(found[0].split()).removeprefix("java.lang.") if found else ""
+    match = _FOREIGN.search(text)
+    return " ".join(match[0].split()).removeprefix("java.lang.") if match else ""
 
 
 def jar_error(raised: BaseException) -> errors.ConfigError | None:

@@ -52,7 +52,7 @@ def variables(world: World, everybody: Sequence[World], host: str) -> dict[str, 
 
     Horovod's cross communicator joins the ranks with the same local rank on all hosts that have one.
     """
-    cross = sorted(other.node_rank for other in everybody if other.local_rank == world.local_rank)
+    cross = sorted(peer.node_rank for peer in everybody if peer.local_rank == world.local_rank)
     plain = {
         "RANK": world.rank,
         "WORLD_SIZE": world.size,
@@ -152,5 +152,5 @@ def interface_variables(name: str, environment: Mapping[str, str]) -> dict[str, 
         ConfigError: this host has no such interface.
     """
     _check_interface(name)
-    wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    return {variable: name for variable in wanted if not environment.get(variable)}
+    variable_names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+    return {variable: name for variable in variable_names if not environment.get(variable)}

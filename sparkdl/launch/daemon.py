@@ -30,9 +30,9 @@ def preload(names: str | None = None) -> list[str]:
     A module that is named but cannot be imported is reported on stderr, and so is one that starts a thread: a fork
     copies no threads, so such a module may not work in the workers. Neither stops the daemon.
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()] if names is not None else DEFAULT_PRELOAD
+    module_names = [name.strip() for name in names.split(",") if name.strip()] if names is not None else DEFAULT_PRELOAD
     loaded = []
-    for name in wanted:
+    for name in module_names:
         threads = _running_threads()
         try:
             importlib.import_module(name)

@@ -110,8 +110,8 @@ class KeyValueStore:
     def _put(self, key: str, value: bytes) -> None:
         current = self._values.get(key)
         freed = len(current) if current is not None else -len(key) - _KEY_OVERHEAD_BYTES
-        held = self._bytes + len(value) - freed
-        if len(value) > MAX_VALUE_BYTES or held > MAX_BYTES or (current is None and len(self._values) >= MAX_KEYS):
+        total = self._bytes + len(value) - freed
+        if len(value) > MAX_VALUE_BYTES or total > MAX_BYTES or (current is None and len(self._values) >= MAX_KEYS):
             raise ClusterError(
                 f"the store of this run has {len(self._values):,} keys and {self._bytes:,} bytes and does not take "
                 f"{len(value):,} more: it holds {MAX_KEYS:,} keys, {MAX_BYTES:,} bytes, {MAX_VALUE_BYTES:,} a value; "
@@ -119,7 +119,7 @@ class KeyValueStore:
             )
         if self._closed:
             raise ClusterError("the run is over: its store takes no more keys")
-        self._values[key], self._bytes = value, held
+        self._values[key], self._bytes = value, total
         self._changed.notify_all()
 
     def _wait(self, keys: Sequence[str], seconds: float) -> bool:

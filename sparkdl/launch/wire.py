@@ -139,8 +139,8 @@ class Connection:
             raise WireError("the other end of a connection does not hold this run's secret: it was turned away")
         if server:
             self._sock.sendall(own_proof)
-        ways = (b"to client", b"to server") if server else (b"to server", b"to client")
-        send_key, receive_key = (hmac.digest(secret, way + nonces, "sha256") for way in ways)
+        directions = (b"to client", b"to server") if server else (b"to server", b"to client")
+        send_key, receive_key = (hmac.digest(secret, direction + nonces, "sha256") for direction in directions)
         return send_key, receive_key
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -172,8 +172,8 @@ class Connection:
             if kind == _MESSAGE and length <= _MAX_MESSAGE_BYTES:
                 body = memoryview(bytearray(length))
             elif kind == _DATA and self._awaited and 0 < length <= min(self._awaited[0].nbytes, _CHUNK_BYTES):
-                body, rest = self._awaited[0][:length], self._awaited[0][length:]
-                self._awaited[:1] = [rest] if rest.nbytes else []
+                body, remainder = self._awaited[0][:length], self._awaited[0][length:]
+                self._awaited[:1] = [remainder] if remainder.nbytes else []
             else:
                 raise WireError(f"a frame of kind {kind} and {length:,} bytes was not expected: the stream is damaged")
             self._read(body)

@@ -97,9 +97,10 @@ def _lost_slots(scheduler: Any, within: float) -> int:
     if not lost:
         return 0
     first = min(executor.removeTime().get().getTime() for executor in lost)
-    new = [executor for executor in executors if executor.isActive() and executor.addTime().getTime() >= first]
+    replacements = [executor for executor in executors if executor.isActive() and executor.addTime().getTime() >= first]
     return max(
-        0, sum(int(executor.maxTasks()) for executor in lost) - sum(int(executor.maxTasks()) for executor in new)
+        0,
+        sum(int(executor.maxTasks()) for executor in lost) - sum(int(executor.maxTasks()) for executor in replacements),
     )
 
 

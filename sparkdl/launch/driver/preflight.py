@@ -126,12 +126,12 @@ def crowded_hosts(registered: Sequence[Mapping[str, Any]], threads: int | None) 
     """
     warnings = []
     for host in dict.fromkeys(rank_facts["host"] for rank_facts in registered):
-        here = [rank_facts for rank_facts in registered if rank_facts["host"] == host]
-        threads_wanted = sum(threads or int(rank_facts["threads"]) for rank_facts in here)
-        cores = max(int(rank_facts["cores"]) for rank_facts in here)
+        host_ranks = [rank_facts for rank_facts in registered if rank_facts["host"] == host]
+        threads_wanted = sum(threads or int(rank_facts["threads"]) for rank_facts in host_ranks)
+        cores = max(int(rank_facts["cores"]) for rank_facts in host_ranks)
         if threads_wanted > cores:
             warnings.append(
-                f"{len(here)} ranks on {host} want {threads_wanted} threads, but it has {cores} cores: lower num_proc, "
-                f"spark.task.cpus or OMP_NUM_THREADS"
+                f"{len(host_ranks)} ranks on {host} want {threads_wanted} threads, but it has {cores} cores: lower "
+                f"num_proc, spark.task.cpus or OMP_NUM_THREADS"
             )
     return warnings

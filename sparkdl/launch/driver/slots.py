@@ -51,13 +51,13 @@ class SlotGate:
             self._queue.append(me)
             try:
                 while self._queue[0] is not me or self._taken + count > total:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
+                    remaining_seconds = None if deadline is None else deadline - time.monotonic()
+                    if remaining_seconds is not None and remaining_seconds <= 0:
                         raise LaunchTimeoutError(
                             f"{count} of {total} slots did not become free in {timeout:g} seconds, {self._taken} are "
                             "held by other fits: raise timeout, or lower num_proc or the parallelism of the search"
                         )
-                    self._condition.wait(left)
+                    self._condition.wait(remaining_seconds)
                 self._taken += count
             finally:
                 self._queue.remove(me)

@@ -167,11 +167,11 @@ def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterato
     check_size(slot.number, slot.found_size, job.num_proc)
     rows = _Rows(job.config.timeout_seconds)
     with ExitStack() as stack:
-        mine = registration(slot, job.config.interface)
-        if slot.number == 0 and "problem" not in mine:
-            mine["store"] = _hold_store(job, mine["address"], stack)
+        own_facts = registration(slot, job.config.interface)
+        if slot.number == 0 and "problem" not in own_facts:
+            own_facts["store"] = _hold_store(job, own_facts["address"], stack)
         preload(job.preload, slot)
-        registered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
+        registered = [json.loads(text) for text in context.allGather(json.dumps(own_facts))]
         problem = next((rank_facts["problem"] for rank_facts in registered if "problem" in rank_facts), None)
         if problem:
             raise ClusterError(problem)
@@ -296,5 +296,5 @@ class StartWatch:
 
     def __call__(self, stages: Any = (), inflight_tasks: int = 0, **_: Any) -> None:
         """Take in one report; the names are Spark's."""
-        done = sum(stage.num_completed_tasks for stage in stages or ())
-        self.started = self.started or (inflight_tasks or 0) + done >= self._num_proc
+        completed_tasks = sum(stage.num_completed_tasks for stage in stages or ())
+        self.started = self.started or (inflight_tasks or 0) + completed_tasks >= self._num_proc

@@ -268,7 +268,7 @@ class Supervisor:
                 f"{process} {why}: it is stopped, starved of CPU or memory, or cut off; silence_seconds sets the limit"
             )
         else:
-            slot = next(number for number, other in self._ranks.items() if other is rank)
+            slot = next(number for number, peer in self._ranks.items() if peer is rank)
             cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
         memory, where = self._last_words(rank, report.time)
         return RankFailedError(rank.rank, f"{cause}; {memory}" if memory else cause, where, tuple(rank.tail))
@@ -278,9 +278,7 @@ class Supervisor:
         if rank.beat is None:
             return "", ""
         host = rank.registration["host"]
-        beside = [
-            slot for slot, other in self._ranks.items() if other is not rank and other.registration["host"] == host
-        ]
+        beside = [slot for slot, peer in self._ranks.items() if peer is not rank and peer.registration["host"] == host]
         self._ask(beside)
         looks = [memory for slot in beside if (memory := self._ranks[slot].memory)]
         after = max(looks, key=lambda memory: memory["kills"], default={})
@@ -315,11 +313,11 @@ def print_lines(rank: int, message: Mapping[str, Any], config: LaunchConfig) -> 
     """Write a rank's output where the settings say, each line with its rank."""
     stream: str = message["stream"]
     target = {"stdout": config.stdout, "stderr": config.stderr}.get(stream)
-    now = time.asctime() if config.timestamps else ""
+    timestamp = time.asctime() if config.timestamps else ""
     if target is not None:
-        prefix = f"{now}[{rank}]<{stream}>:"  # as Horovod writes it (safe_shell_exec.prefix_connection)
+        prefix = f"{timestamp}[{rank}]<{stream}>:"  # as Horovod writes it (safe_shell_exec.prefix_connection)
     elif config.log_to_driver:
-        target, prefix = sys.stdout, f"{now} [rank {rank}] ".lstrip()
+        target, prefix = sys.stdout, f"{timestamp} [rank {rank}] ".lstrip()
     else:
         return
     target.write("".join(f"{prefix}{line}\n" for line in message["lines"]))

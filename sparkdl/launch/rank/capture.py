@@ -41,8 +41,8 @@ class LineSplitter:
 
     def flush(self) -> list[str]:
         """Return what stands without a line end, and forget it."""
-        rest, self._rest = self._rest, b""
-        return [_shortened(rest)] if rest.strip() else []
+        remainder, self._rest = self._rest, b""
+        return [_shortened(remainder)] if remainder.strip() else []
 
 
 class RateLimit:

@@ -55,8 +55,8 @@ def explain(first: Mapping[str, int], last: Mapping[str, int], after: Mapping[st
     """
     if not last:
         return ""
-    left = f"{_size(last['free'])} of {_size(last['limit'])} were free there"
-    text = f"{age_seconds:.1f} s before, it held {_size(last['held'])}, and {left}"
+    free_text = f"{_size(last['free'])} of {_size(last['limit'])} were free there"
+    text = f"{age_seconds:.1f} s before, it held {_size(last['held'])}, and {free_text}"
     if first and after and after["kills"] > first["kills"]:
         return f"{text}; since it began the kernel has killed a process there for want of memory"
     return f"{text}: it ran out of memory, most likely" if is_tight(last) else text
@@ -70,8 +70,9 @@ def _groups() -> list[tuple[Path, tuple[str, str, str]]]:
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
                 top, files = (_CGROUPS / "memory", _OLD_FILES) if controllers else (_CGROUPS, _NEW_FILES)
-                own = top / path.lstrip("/")  # Inside of a container the path may be the host's, and the top its own.
-                groups.append((own if own.is_dir() else top, files))
+                # Inside of a container the path may be the host's, and the top its own.
+                own_folder = top / path.lstrip("/")
+                groups.append((own_folder if own_folder.is_dir() else top, files))
     return groups
 
 

@@ -79,16 +79,18 @@ def device_variables(
     """
     if not mine:
         return {"SPARKDL_DEVICE": "cpu", "SPARKDL_DEVICES": "cpu"}
-    seen = list(order)
+    visible_gpus = list(order)
     if initialized:
-        seen = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(1024)]
-        missing = [gpu for gpu in mine if gpu not in seen]
+        visible_gpus = (
+            [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(1024)]
+        )
+        missing = [gpu for gpu in mine if gpu not in visible_gpus]
         if missing:
             raise ClusterError(
                 f"this worker already uses CUDA_VISIBLE_DEVICES={visible} and was now given GPU {', '.join(missing)}: "
                 f"set spark.python.worker.reuse=false"
             )
-    devices = [f"cuda:{seen.index(gpu)}" for gpu in mine]
+    devices = [f"cuda:{visible_gpus.index(gpu)}" for gpu in mine]
     variables = {"SPARKDL_DEVICE": devices[0], "SPARKDL_DEVICES": ",".join(devices)}
     if not initialized:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(order)
