@@ -42,8 +42,8 @@ def job(*words: str, arguments: Sequence[str] | None = None) -> int:
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
-    own_options, others = finder.parse_known_args(arguments)
-    return main([*words, *([] if own_options.config is None else [own_options.config]), *others])
+    own_options, other_options = finder.parse_known_args(arguments)
+    return main([*words, *([] if own_options.config is None else [own_options.config]), *other_options])
 
 
 def _parser() -> argparse.ArgumentParser:

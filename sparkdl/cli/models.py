@@ -181,7 +181,7 @@ def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
         require(
             options.reason is None, "--reason and --if-better are given: leave --reason out, the comparison is kept"
         )
-        done = registry.promote_if_better(
+        promotion = registry.promote_if_better(
             name, alias, version, metric=options.if_better, mode=options.mode or "min",
             min_delta=options.min_delta or 0.0, dry_run=options.dry_run,
         )  # fmt: skip
@@ -190,11 +190,11 @@ def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
             require(
                 option is None, f"{word} {option} has no meaning without --if-better, which names a metric: give both"
             )
-        now = registry.aliases(name).get(alias) if options.expected is None else options.expected
+        expected = registry.aliases(name).get(alias) if options.expected is None else options.expected
         why = options.reason or "sparkdl models promote"
-        done = registry.set_alias(name, alias, version, expected=now, reason=why, dry_run=options.dry_run)
-    better = options.if_better is None or done.moved or done.version == version
-    return _moved(registry, options, done, 0 if better else 20)
+        promotion = registry.set_alias(name, alias, version, expected=expected, reason=why, dry_run=options.dry_run)
+    better = options.if_better is None or promotion.moved or promotion.version == version
+    return _moved(registry, options, promotion, 0 if better else 20)
 
 
 def _rollback(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -207,20 +207,20 @@ def _moved(registry: ModelRegistry, options: argparse.Namespace, done: Promotion
 
         mirror_published(registry, registry.get(options.name, done.version), options.mlflow)
     verb = "would move" if options.dry_run else "moved"
-    what = f"{verb} from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}"
+    outcome = f"{verb} from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}"
     why = f": {done.reason}" if done.reason else ""
     value = {"name": options.name, "alias": options.alias, "dry_run": options.dry_run, **msgspec.to_builtins(done)}
-    return Answer(value=value, view=plain_text(f"{options.alias} of {options.name} {what}{why}"), code=code)
+    return Answer(value=value, view=plain_text(f"{options.alias} of {options.name} {outcome}{why}"), code=code)
 
 
 def _mirror(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     from sparkdl.interchange.mlflow import mirror
 
-    done = mirror(
+    mirrored = mirror(
         registry, options.model, options.to,
         name=options.called, experiment=options.experiment, registry_uri=options.registry_uri,
     )  # fmt: skip
-    return Answer(value=done, view=plain_text(f"{options.model} is {done}"))
+    return Answer(value=mirrored, view=plain_text(f"{options.model} is {mirrored}"))
 
 
 def _export(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -228,14 +228,14 @@ def _export(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     from sparkdl.interchange.mlflow import find_version
 
     version = None if options.model is None else find_version(registry, options.model)
-    done = export_bundle(
+    exported = export_bundle(
         options.registry if version is None else version.uri, options.to, format=options.format,
         expected_hash=None if version is None else version.artifact, trusted=options.trust,
     )  # fmt: skip
-    rows = ", ".join(map(str, done.rows))
-    text = f"{options.to} answers as the bundle does, on {rows} rows, up to {done.largest_difference:.2g}"
-    features = f"; what makes its inputs of {', '.join(done.columns)} is not in it" if done.columns else ""
-    return Answer(value=done, view=plain_text(f"{text}{features}; {done.file}.json says what goes in and out"))
+    rows = ", ".join(map(str, exported.rows))
+    text = f"{options.to} answers as the bundle does, on {rows} rows, up to {exported.largest_difference:.2g}"
+    features = f"; what makes its inputs of {', '.join(exported.columns)} is not in it" if exported.columns else ""
+    return Answer(value=exported, view=plain_text(f"{text}{features}; {exported.file}.json says what goes in and out"))
 
 
 def _name(parser: argparse.ArgumentParser) -> None:

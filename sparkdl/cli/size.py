@@ -124,8 +124,8 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     console.print(_scaling(costs, link, ranks, options.straggler))
-    for name, (_, what) in _PUBLISHED.items():
-        console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
+    for name, (_, source) in _PUBLISHED.items():
+        console.print(f"{name}: {source}", highlight=False, soft_wrap=True)
     return 0 if fits else 1
 
 
@@ -142,8 +142,8 @@ def _scaling(costs: Any, link: Any, ranks: list[int], straggler: float) -> Table
     alone = sum(costs.seconds(costs.rows)) + costs.optimizer_seconds
     for count in counts:
         seconds = simulate_copies(costs, link, count, straggler=straggler)
-        others = [f"{values[count]:.2f}" if count in values else "" for values, _ in _PUBLISHED.values()]
-        table.add_row(f"{count:,}", f"{seconds:.3g}", f"{alone / seconds:.2f}", *others)
+        published_cells = [f"{values[count]:.2f}" if count in values else "" for values, _ in _PUBLISHED.values()]
+        table.add_row(f"{count:,}", f"{seconds:.3g}", f"{alone / seconds:.2f}", *published_cells)
     return table
 
 

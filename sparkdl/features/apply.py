@@ -79,7 +79,7 @@ class Encoder:
         rows = batch.num_rows
         numbers: list[Array] = []
         categories: list[Array] = []
-        own: dict[str, pa.Array] = {}
+        arrays_by_input: dict[str, pa.Array] = {}
         for name, (options, statistics) in self._features.items():
             source = options.source(name)
             column = column_of(batch, source)
@@ -90,20 +90,20 @@ class Encoder:
             elif isinstance(options, DateParts):
                 categories += _date_parts(source, options, statistics, column)
             elif isinstance(options, Ids):
-                own[name] = self._lists(name, options, lists_of(source, column))
+                arrays_by_input[name] = self._lists(name, options, lists_of(source, column))
             elif isinstance(options, Text):
-                own[name] = self._lists(name, options, tokens_of(source, column, options, self._functions))
+                arrays_by_input[name] = self._lists(name, options, tokens_of(source, column, options, self._functions))
             elif isinstance(options, Vector):
-                own[name] = _fixed(_vector(source, options, column))
+                arrays_by_input[name] = _fixed(_vector(source, options, column))
             elif isinstance(options, Image):
                 pixels = images_of(source, column, options)
-                own[name] = _fixed(pixels.reshape(rows, math.prod(pixels.shape[1:])))
+                arrays_by_input[name] = _fixed(pixels.reshape(rows, math.prod(pixels.shape[1:])))
         # an input of its own may not have either name, which check_features sees to
         if numbers:
-            own[NUMBERS] = _fixed(np.stack(numbers, axis=1))
+            arrays_by_input[NUMBERS] = _fixed(np.stack(numbers, axis=1))
         if categories:
-            own[CATEGORIES] = _fixed(np.stack(categories, axis=1))
-        arrays = [own[tensor.name] for tensor in self._inputs]
+            arrays_by_input[CATEGORIES] = _fixed(np.stack(categories, axis=1))
+        arrays = [arrays_by_input[tensor.name] for tensor in self._inputs]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _coded(self, name: str, options: Encoded, values: Coded) -> Array:

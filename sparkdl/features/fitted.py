@@ -49,7 +49,7 @@ class Fitted:
     statistics: Statistics
 
     def __post_init__(self) -> None:
-        statistics, what = self.statistics, f"the feature {self.name!r}"
+        statistics, subject = self.statistics, f"the feature {self.name!r}"
         numbers = (
             *(
                 statistics.minimum,
@@ -64,34 +64,36 @@ class Fitted:
         )
         require(
             all(number is None or math.isfinite(number) for number in numbers),
-            f"{what} has statistics that are not finite",
+            f"{subject} has statistics that are not finite",
         )
-        require(len(statistics.values) == len(statistics.value_counts), f"{what} has other values than counts of them")
+        require(
+            len(statistics.values) == len(statistics.value_counts), f"{subject} has other values than counts of them"
+        )
         require(
             len(set(statistics.values)) == len(statistics.values) <= MAX_VALUES,
-            f"{what} has a value twice, or too many",
+            f"{subject} has a value twice, or too many",
         )
         require(
-            len(statistics.quantiles) in (0, len(PROBABILITIES)), f"{what} has {len(statistics.quantiles)} quantiles"
+            len(statistics.quantiles) in (0, len(PROBABILITIES)), f"{subject} has {len(statistics.quantiles)} quantiles"
         )
-        require(sorted(statistics.quantiles) == list(statistics.quantiles), f"{what} has quantiles out of order")
-        require(len(statistics.knots) in (0, len(KNOTS)), f"{what} has {len(statistics.knots)} knots")
-        require(sorted(statistics.knots) == list(statistics.knots), f"{what} has knots out of order")
-        require(len(statistics.counts) <= 64, f"{what} has {len(statistics.counts)} bins")
+        require(sorted(statistics.quantiles) == list(statistics.quantiles), f"{subject} has quantiles out of order")
+        require(len(statistics.knots) in (0, len(KNOTS)), f"{subject} has {len(statistics.knots)} knots")
+        require(sorted(statistics.knots) == list(statistics.knots), f"{subject} has knots out of order")
+        require(len(statistics.counts) <= 64, f"{subject} has {len(statistics.counts)} bins")
         spread = (statistics.variance or 0.0, statistics.scaled_variance or 0.0)
-        require(min(spread) >= 0, f"{what} has a variance below 0")
+        require(min(spread) >= 0, f"{subject} has a variance below 0")
         if isinstance(self.options, Number):
             standardised = (
                 statistics.scaled_mean is not None
                 and statistics.scaled_variance is not None
                 and statistics.mean is not None
             )
-            require(standardised and bool(statistics.quantiles), f"{what} is a number and has no moments")
+            require(standardised and bool(statistics.quantiles), f"{subject} is a number and has no moments")
         if isinstance(self.options, Vector):
-            require(self.options.size is not None, f"{what} is a vector and has no size")
+            require(self.options.size is not None, f"{subject} is a vector and has no size")
         if isinstance(self.options, DateParts):
             years = (statistics.minimum, statistics.maximum)
-            require(all(number is not None and abs(number) < 1e6 for number in years), f"{what} has no years")
+            require(all(number is not None and abs(number) < 1e6 for number in years), f"{subject} has no years")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,8 +275,8 @@ def _fitted(name: str, options: Feature, statistics: Statistics) -> Fitted:
         )
     if isinstance(options, Vector) and options.size is None:
         rows = statistics.rows - statistics.missing
-        size, rest = divmod(statistics.total, rows) if rows else (0, 0)
-        if not size or rest:
+        size, remainder = divmod(statistics.total, rows) if rows else (0, 0)
+        if not size or remainder:
             raise DataError(
                 f"{where} has {statistics.total} numbers in {rows} rows, which does not tell one length: give its size"
             )

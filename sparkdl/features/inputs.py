@@ -67,7 +67,7 @@ def inputs_of(features: Mapping[str, tuple[Feature, Statistics]]) -> tuple[Input
     """The inputs that fitted features make: ``numbers``, ``categories``, then the others in their order."""
     numbers: list[str] = []
     categories: dict[str, int] = {}
-    others: list[Input] = []
+    other_inputs: list[Input] = []
     for name, (options, statistics) in features.items():
         names = input_names(name, options)
         if isinstance(options, Number):
@@ -81,20 +81,20 @@ def inputs_of(features: Mapping[str, tuple[Feature, Statistics]]) -> tuple[Input
             }
         elif isinstance(options, Encoded):
             ids = (_cardinality(options, statistics),)
-            others.append(Input(name=name, dtype="int64", shape=(), names=(name,), cardinalities=ids))
+            other_inputs.append(Input(name=name, dtype="int64", shape=(), names=(name,), cardinalities=ids))
         elif isinstance(options, Vector):
-            others.append(Input(name=name, dtype="float32", shape=(options.size or 0,), names=(name,)))
+            other_inputs.append(Input(name=name, dtype="float32", shape=(options.size or 0,), names=(name,)))
         elif isinstance(options, Image):
             dtype = "float32" if options.scale == "unit" else "uint8"
             shape = (options.channels, options.height, options.width)
-            others.append(Input(name=name, dtype=dtype, shape=shape, names=(name,)))
+            other_inputs.append(Input(name=name, dtype=dtype, shape=shape, names=(name,)))
     shared = []
     if numbers:
         shared.append(Input(name=NUMBERS, dtype="float32", shape=(len(numbers),), names=tuple(numbers)))
     if categories:
         sizes, labels = tuple(categories.values()), tuple(categories)
         shared.append(Input(name=CATEGORIES, dtype="int64", shape=(len(labels),), names=labels, cardinalities=sizes))
-    return (*shared, *others)
+    return (*shared, *other_inputs)
 
 
 def part_ids(part: Part, statistics: Statistics) -> int:

@@ -378,8 +378,8 @@ def check_features(features: Mapping[str, Feature]) -> None:
                 )
             owners[owned] = name
     for name, options in features.items():
-        taken = name in (NUMBERS, CATEGORIES) and name in input_names(name, options) and _alone(options)
-        require(not taken, f"the feature {name!r} has the name of the input that others share: rename it")
+        is_taken = name in (NUMBERS, CATEGORIES) and name in input_names(name, options) and _alone(options)
+        require(not is_taken, f"the feature {name!r} has the name of the input that others share: rename it")
 
 
 def _owned(name: str, options: Feature) -> Iterable[tuple[str, str]]:

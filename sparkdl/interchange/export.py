@@ -173,9 +173,9 @@ def export_bundle(
                 f"torch cannot export the network of {loaded.info.uri} to {format} ({type(cause).__name__}: "
                 f"{reason[:200]}): write its forward without decisions that depend on numbers, or keep to the bundle"
             ) from cause
-        done = _described(loaded, name, format, features, batches[0], difference)
-        _write(Path(folder), where, done)
-    return done
+        exported = _described(loaded, name, format, features, batches[0], difference)
+        _write(Path(folder), where, exported)
+    return exported
 
 
 @contextmanager
@@ -261,10 +261,10 @@ def _onnx_file(
         verbose=False,
     )
     assert program is not None
-    taken = {*input_names, *outputs}  # names that a value inside of the network must not have
+    reserved_names = {*input_names, *outputs}  # names that a value inside of the network must not have
     for node in program.model.graph:
         for number, value in enumerate(node.outputs):
-            if value.name in taken and value not in program.model.graph.outputs:
+            if value.name in reserved_names and value not in program.model.graph.outputs:
                 value.name = f"{node.name or value.name}/{number}"
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
     program.save(str(file), external_data=size > _LARGE)
@@ -284,8 +284,8 @@ _WRITERS: dict[str, Callable[..., Run]] = {"onnx": _onnx_file, "torch": _torch_f
 
 def _output_names(signature: Signature) -> list[str]:
     """Of the outputs; one that is called as an input is gets another."""
-    taken = {field.name for field in signature.inputs}
-    return [f"{field.name}__output" if field.name in taken else field.name for field in signature.outputs]
+    input_names = {field.name for field in signature.inputs}
+    return [f"{field.name}__output" if field.name in input_names else field.name for field in signature.outputs]
 
 
 def _difference(expected: Sequence[Tensor], answered: Sequence[Tensor]) -> float:
@@ -295,12 +295,12 @@ def _difference(expected: Sequence[Tensor], answered: Sequence[Tensor]) -> float
         ValueError: they are not the same answer.
     """
     largest = 0.0
-    for output, other in zip(expected, answered, strict=True):
-        if output.shape != other.shape:
-            raise ValueError(f"it answers {tuple(other.shape)} where the bundle answers {tuple(output.shape)}")
+    for output, answer in zip(expected, answered, strict=True):
+        if output.shape != answer.shape:
+            raise ValueError(f"it answers {tuple(answer.shape)} where the bundle answers {tuple(output.shape)}")
         if not output.numel():
             continue
-        exact, exported = output.double(), other.double()
+        exact, exported = output.double(), answer.double()
         odd = ~torch.isfinite(exact)
         if not torch.equal(torch.nan_to_num(exact[odd], 0.5), torch.nan_to_num(exported[odd], 0.5)):
             raise ValueError("it answers other numbers where the bundle's are not finite")

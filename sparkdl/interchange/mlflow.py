@@ -532,9 +532,9 @@ def write_model(folder: Path, info: BundleInfo, *, run_id: str, model_id: str) -
     from sparkdl.interchange.served import predicted, signature_of
     from sparkdl.models.preprocessing import column_types, features_of
 
-    signature, wanted, types = signature_of(info), predicted(info), column_types(info)
+    signature, prediction_columns, types = signature_of(info), predicted(info), column_types(info)
     features = features_of(info, functions=False)
-    fields = [output_field(signature, column.output) for column in wanted]
+    fields = [output_field(signature, column.output) for column in prediction_columns]
     script, bundle = folder.with_name("sparkdl_bundle.py"), folder.with_name("bundle")
     script.write_text(_CODE, encoding="utf-8")
     copy_bundle(info, Storage.of(bundle))
@@ -553,7 +553,7 @@ def write_model(folder: Path, info: BundleInfo, *, run_id: str, model_id: str) -
         artifacts={"bundle": str(bundle)},
         signature=ModelSignature(
             inputs=input_schema(signature, features, types),
-            outputs=output_schema(fields, [column.column for column in wanted]),
+            outputs=output_schema(fields, [column.column for column in prediction_columns]),
         ),
         input_example=example_row(signature, features, types),
         pip_requirements=requirements,
@@ -683,8 +683,8 @@ def shown(uri: str) -> str:
     who, at, host = host.rpartition("@") if "///" not in place else ("", "", host)
     if "?" in who:  # of a password, or of a query with an @ in it
         return f"{place}***"
-    host, asked, _ = host.partition("?")
-    return f"{place}{'***@' if at else ''}{host}{'?***' if asked else ''}"
+    host, separator, _ = host.partition("?")
+    return f"{place}{'***@' if at else ''}{host}{'?***' if separator else ''}"
 
 
 @contextmanager
@@ -725,18 +725,18 @@ def opened(uri: str, registry_uri: str | None) -> Iterator[Any]:
 def _said(cause: Exception, *addresses: str | None) -> str:
     text = " ".join(str(cause).split())
     for uri in filter(None, addresses):
-        _, asked, query = uri.partition("?")
-        text = text.replace(uri, shown(uri)).replace(f"?{query}", "?***" if asked else "?")
+        _, separator, query = uri.partition("?")
+        text = text.replace(uri, shown(uri)).replace(f"?{query}", "?***" if separator else "?")
     return f"{type(cause).__name__}: {text[:_MOST_LETTERS]}{'...' if len(text) > _MOST_LETTERS else ''}".rstrip(": ")
 
 
 @contextmanager
 def _set(values: dict[str, str]) -> Iterator[None]:
     """Variables of the environment, from which MLflow reads its settings, for a block; the user's own win."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+    new_variables = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(new_variables)
     try:
         yield
     finally:
-        for name in added:
+        for name in new_variables:
             os.environ.pop(name, None)

@@ -54,15 +54,17 @@ class Served:
             BundleError: it cannot be rebuilt here.
         """
         info = read_bundle(Storage.of(Path(folder)))
-        wanted = predicted(info)
+        prediction_columns = predicted(info)
         bundle, features = load_bundle(info.folder, expected_hash=info.content_hash), features_of(info)
-        model, signature = with_outputs(bundle.model, signature_of(info), [one.output for one in wanted])
+        model, signature = with_outputs(
+            bundle.model, signature_of(info), [entry.output for entry in prediction_columns]
+        )
         scored_model = model if features is None else WithFeatures(model, features)
         types = column_types(info)
-        times = [one for one in (features.fitted if features else ()) if isinstance(one.options, DateParts)]
-        sources = [one.options.source(one.name) for one in times]
+        times = [entry for entry in (features.fitted if features else ()) if isinstance(entry.options, DateParts)]
+        sources = [entry.options.source(entry.name) for entry in times]
         instants = frozenset(name for name in sources if types.get(name) == "timestamp")
-        return Served(scored_model, signature, tuple(one.column for one in wanted), instants)
+        return Served(scored_model, signature, tuple(entry.column for entry in prediction_columns), instants)
 
     def predict(self, rows: Any) -> Any:
         """The prediction columns of rows.

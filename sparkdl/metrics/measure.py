@@ -160,14 +160,14 @@ def calibration(rows: Rows, bins: int = 10) -> tuple[CalibrationBin, ...]:
     weight, predicted, observed = (np.bincount(at, part, bins) for part in parts)
     return tuple(
         CalibrationBin(
-            low=float(one) / bins,
-            high=float(one + 1) / bins,
-            rows=int(count[one]),
-            weight=float(weight[one]),
-            predicted=float(predicted[one] / weight[one]),
-            observed=float(observed[one] / weight[one]),
+            low=float(bin_index) / bins,
+            high=float(bin_index + 1) / bins,
+            rows=int(count[bin_index]),
+            weight=float(weight[bin_index]),
+            predicted=float(predicted[bin_index] / weight[bin_index]),
+            observed=float(observed[bin_index] / weight[bin_index]),
         )
-        for one in np.flatnonzero(weight > 0)
+        for bin_index in np.flatnonzero(weight > 0)
     )
 
 

@@ -32,7 +32,7 @@ def auc(rows: Rows, draws: Floats | None = None) -> Floats:
         draws = np.ones((1, 1))
     positive = rows.labels == 1
     of_positives, of_negatives = (
-        draws @ np.bincount(rows.groups[one], rows.weights[one], rows.group_count) for one in (positive, ~positive)
+        draws @ np.bincount(rows.groups[mask], rows.weights[mask], rows.group_count) for mask in (positive, ~positive)
     )
     won = ((draws @ wins_by_group(rows)) * draws).sum(axis=1)
     pairs = of_positives * of_negatives
@@ -76,10 +76,10 @@ def average_precision(rows: Rows, draws: Floats | None = None) -> Floats:
         return np.full(1 if draws is None else len(draws), np.nan)
     rows = rows.take(np.argsort(-rows.predictions, kind="stable"))
     last = np.flatnonzero(np.append(np.diff(rows.predictions) != 0, True))  # of each run of ties
-    found = []
+    precisions = []
     for draw in [None] if draws is None else draws:
         weights = rows.weights if draw is None else rows.weights * draw[rows.groups]
-        hits, taken = np.cumsum(weights * rows.labels)[last], np.cumsum(weights)[last]
-        precision = hits / np.where(taken > 0, taken, 1)
-        found.append(np.diff(hits, prepend=0.0) @ precision / hits[-1] if hits[-1] > 0 else np.nan)
-    return np.array(found)
+        hits, ranked_weight = np.cumsum(weights * rows.labels)[last], np.cumsum(weights)[last]
+        precision = hits / np.where(ranked_weight > 0, ranked_weight, 1)
+        precisions.append(np.diff(hits, prepend=0.0) @ precision / hits[-1] if hits[-1] > 0 else np.nan)
+    return np.array(precisions)

@@ -78,9 +78,9 @@ class Rows:
         y, p = _numbers(labels, label, 1), _numbers(predictions, prediction, 2 if task == "multiclass" else 1)
         w = np.ones(len(y)) if weights is None else _numbers(weights, "weight", 1)
         codes, count = (np.arange(len(y)), len(y)) if groups is None else _codes(groups)
-        for name, found in ((prediction, p), ("weight", w), ("group", codes)):
-            if len(found) != len(y):
-                raise DataError(f"{name!r} has {len(found):,} rows, {label!r} {len(y):,}: give both of the same rows")
+        for name, array in ((prediction, p), ("weight", w), ("group", codes)):
+            if len(array) != len(y):
+                raise DataError(f"{name!r} has {len(array):,} rows, {label!r} {len(y):,}: give both of the same rows")
         _refuse(w < 0, "weight", "is negative", "give weights of 0 and above")
         if task != "regression":
             _check_classes(task, y, p, label, prediction)
@@ -128,16 +128,16 @@ class Rows:
 
 def _numbers(values: npt.ArrayLike, name: str, dimensions: int) -> Floats:
     try:
-        found = np.asarray(values, dtype=np.float64)
+        numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as cause:
         raise DataError(f"{name!r} is missing in some row, or holds what is no number ({cause})") from cause
-    if found.ndim != dimensions:
-        wanted = "one probability a class, (rows, classes)" if dimensions == 2 else "one number a row, (rows,)"
-        raise DataError(f"{name!r} has the shape {found.shape}, and should hold {wanted}")
-    row = found if dimensions == 1 else found.sum(axis=1)
+    if numbers.ndim != dimensions:
+        expected = "one probability a class, (rows, classes)" if dimensions == 2 else "one number a row, (rows,)"
+        raise DataError(f"{name!r} has the shape {numbers.shape}, and should hold {expected}")
+    row = numbers if dimensions == 1 else numbers.sum(axis=1)
     _refuse(np.isnan(row), name, "is missing (null or NaN)", "every row needs one")
     _refuse(np.isinf(row), name, "is infinite", "every row needs a finite one")
-    return found
+    return numbers
 
 
 def _codes(groups: npt.ArrayLike) -> tuple[Ints, int]:

@@ -39,12 +39,12 @@ class Sums:
 
     def __add__(self, other: Sums) -> Sums:
         """The sums over the rows of both, of as many groups and classes, about this one's origin."""
-        added, shift = other.table.copy(), other.origin - self.origin
+        shifted, shift = other.table.copy(), other.origin - self.origin
         if self.task == "regression":
             weight, label, label_squared = other.table.T[:3]
-            added[:, 1] = label + shift * weight
-            added[:, 2] = label_squared + shift * (2 * label + shift * weight)
-        return replace(self, table=self.table + added)
+            shifted[:, 1] = label + shift * weight
+            shifted[:, 2] = label_squared + shift * (2 * label + shift * weight)
+        return replace(self, table=self.table + shifted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

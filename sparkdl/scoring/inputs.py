@@ -68,14 +68,14 @@ def arguments_of(
     Raises:
         DataError: a null where none may be, or numbers that do not fit the shape of an input.
     """
-    seen: dict[tuple[str, int | None], Matrix] = {}
+    matrices_by_column: dict[tuple[str, int | None], Matrix] = {}
     tensors: dict[str, torch.Tensor] = {}
     valid: dict[str, torch.Tensor | None] = {}
     missing: Array | None = None
     for plan in inputs:
         if plan.of is not None:
             continue
-        matrices = _matrices(plan, batch, seen)
+        matrices = _matrices(plan, batch, matrices_by_column)
         _check_missing(plan, matrices, nulls)
         matrix = _side_by_side(plan, matrices)
         if matrix.missing is not None and nulls == "null":
@@ -97,12 +97,13 @@ def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, int 
     """The parts of an input, each in the type of its column."""
     ragged, inner = None in plan.field.shape, _inner(plan.field)
     total = math.prod(size or 1 for size in plan.field.shape)
-    others = sum(len(part.picked or part.names) for part in plan.parts)
+    column_count = sum(len(part.picked or part.names) for part in plan.parts)
     matrices: list[Matrix] = []
     for part in plan.parts:
         where = (part.column, inner if ragged else None)
         if where not in seen:
-            width = max(0, total - others + len(part.names))  # of an array among numbers, where all its rows are null
+            # Of an array among numbers, where all its rows are null.
+            width = max(0, total - column_count + len(part.names))
             seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged, width=width, inner=inner)
         matrices.append(seen[where] if part.picked is None else _picked(part, seen[where]))
     return matrices
@@ -169,14 +170,14 @@ def _tensor(plan: InputPlan, matrix: Matrix, nulls: str) -> torch.Tensor:
         tensor = tensor.view(torch.bool) if field.dtype == "bool" else tensor.bfloat16()
     if matrix.holes is not None and nulls == "nan":
         tensor[torch.from_numpy(matrix.holes)] = float("nan")
-    shape, wanted = field.shape, math.prod(size or 1 for size in field.shape)
+    shape, row_elements = field.shape, math.prod(size or 1 for size in field.shape)
     if None in shape:
-        longest = tensor.shape[1] // wanted  # not -1, which torch refuses where rows have no element
+        longest = tensor.shape[1] // row_elements  # not -1, which torch refuses where rows have no element
         return tensor.reshape(rows, *(longest if size is None else size for size in shape))
-    if tensor.shape[1] != wanted:
+    if tensor.shape[1] != row_elements:
         raise DataError(
             f"input {field.name!r} gets {tensor.shape[1]} numbers a row from {list(field.columns)}, its shape "
-            f"{shape} holds {wanted}: give the columns and the shape that the model was trained with"
+            f"{shape} holds {row_elements}: give the columns and the shape that the model was trained with"
         )
     return tensor.reshape(rows, *shape)  # type: ignore[arg-type]
 

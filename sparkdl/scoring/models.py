@@ -169,5 +169,5 @@ def place(config: ScoreConfig) -> tuple[str, int]:
 
 def _index(address: str) -> int:
     """Spark's address of a GPU as torch counts it, where CUDA_VISIBLE_DEVICES hides some."""
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
     return visible.index(address) if address in visible else int(address)

@@ -150,14 +150,14 @@ def kept_columns(batch: pa.RecordBatch, kept: Sequence[Kept]) -> list[pa.Array]:
     packs: dict[str, Matrix] = {}
     turned: dict[str, Array] = {}
     out: list[pa.Array] = []
-    for one in kept:
-        if one.place is None:
-            out.append(batch.column(one.column))
+    for column in kept:
+        if column.place is None:
+            out.append(batch.column(column.column))
             continue
-        if one.column not in packs:
-            packs[one.column] = matrix_of(one.column, batch.column(one.column))
-            turned[one.column] = np.ascontiguousarray(packs[one.column].values.T)
-        holes = packs[one.column].holes
-        mask = None if holes is None else holes[:, one.place]
-        out.append(from_numpy(turned[one.column][one.place], mask))
+        if column.column not in packs:
+            packs[column.column] = matrix_of(column.column, batch.column(column.column))
+            turned[column.column] = np.ascontiguousarray(packs[column.column].values.T)
+        holes = packs[column.column].holes
+        mask = None if holes is None else holes[:, column.place]
+        out.append(from_numpy(turned[column.column][column.place], mask))
     return out

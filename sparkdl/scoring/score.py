@@ -142,8 +142,8 @@ def plan_scoring(frame: DataFrame, predictor: Predictor, keep: Sequence[str] | N
     if (signature := predictor.signature or saved_signature) is None:
         raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
     names = _output_names(signature, predictor.output_columns)
-    kept = _kept(frame, keep, names)
-    transport = Transport.of(frame.schema, signature, kept, features, packed=packed)
+    kept_names = _kept(frame, keep, names)
+    transport = Transport.of(frame.schema, signature, kept_names, features, packed=packed)
     scorer = Scorer(
         source=source,
         signature=signature,
@@ -158,7 +158,7 @@ def plan_scoring(frame: DataFrame, predictor: Predictor, keep: Sequence[str] | N
         T.StructField(name, _spark_type(field, predictor.config.vectors), nullable=True)
         for name, field in zip(names, signature.outputs, strict=True)
     ]
-    schema = T.StructType([frame.schema[name] for name in kept] + outputs)
+    schema = T.StructType([frame.schema[name] for name in kept_names] + outputs)
     return ScoringPlan(scorer=scorer, transport=transport, schema=schema)
 
 
@@ -179,8 +179,8 @@ def _source(
     info = model if isinstance(model, BundleInfo) else read_bundle(model)
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
-    here = Configuration.here()
-    source = BundleSource(info.folder, info.content_hash, allow_pickle, trusted, here)
+    configuration = Configuration.here()
+    source = BundleSource(info.folder, info.content_hash, allow_pickle, trusted, configuration)
     return source, info.signature, features_of(info, trusted)
 
 
@@ -195,18 +195,18 @@ def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str
 
 
 def _kept(frame: DataFrame, keep: Sequence[str] | None, new: Sequence[str]) -> list[str]:
-    kept = list(frame.columns if keep is None else keep)
-    absent = [name for name in kept if name not in frame.columns]
+    kept_names = list(frame.columns if keep is None else keep)
+    absent = [name for name in kept_names if name not in frame.columns]
     if absent:
         raise SchemaError(f"keep names {absent}, the rows have {frame.columns}: name columns that they have")
     cases = tells_cases_apart(frame)
-    names = [folded(name, cases=cases) for name in [*kept, *new]]
+    names = [folded(name, cases=cases) for name in [*kept_names, *new]]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise SchemaError(
             f"the columns {double} would appear twice in the result: choose other output_columns, or keep fewer"
         )
-    return kept
+    return kept_names
 
 
 def _spark_type(field: TensorField, vectors: bool) -> T.DataType:

@@ -150,8 +150,8 @@ def _by_spark(
     """The same of rows that Spark reads."""
     pinned = table.version() if version is None else version
     rows = table.read(spark, pinned)
-    for one in conditions_of(where, _arrow_schema(rows.schema)):
-        rows = rows.where(_column(one))
+    for condition in conditions_of(where, _arrow_schema(rows.schema)):
+        rows = rows.where(_column(condition))
     plan = plan_scoring(rows, predictor(rows), keep, packed=True)
     scored = rows.select(*plan.transport.select).mapInArrow(plan.scorer, plan.schema)
     written = target.write(scored, **write, metadata=_facts(table, pinned, plan))

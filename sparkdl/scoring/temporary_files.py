@@ -54,10 +54,10 @@ def keep(root: Storage, save: Callable[[Storage], BundleInfo]) -> BundleInfo:
         _remove(target)
         raise
     with _lock:
-        known = _bundles.setdefault((folder.uri, info.content_hash), info)
-    if known is not info:
+        kept_info = _bundles.setdefault((folder.uri, info.content_hash), info)
+    if kept_info is not info:
         _remove(target)
-    return known
+    return kept_info
 
 
 def process_folder(root: Storage) -> Storage:
@@ -78,11 +78,11 @@ def remove_orphans(root: Storage) -> None:
     """Delete the folders below ``root`` of processes of this machine that have ended."""
     with contextlib.suppress(StorageError):
         for entry in root.list():
-            found = _NAME.fullmatch(entry.name)
+            match = _NAME.fullmatch(entry.name)
             if (
-                found
-                and found["place"] == _place()
-                and processes.ended(processes.place(), int(found["pid"]), int(found["began"]))
+                match
+                and match["place"] == _place()
+                and processes.ended(processes.place(), int(match["pid"]), int(match["began"]))
             ):
                 _remove(root.child(entry.name))
 

@@ -55,7 +55,7 @@ class Scorer:
         device, threads = place(self.config)
         torch.set_num_threads(threads)
         model: nn.Module | None = None
-        names = [*(kept.name for kept in self.kept), *self.columns]
+        names = [*(column.name for column in self.kept), *self.columns]
         for batch in merge_small(promptly(batches), self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
