@@ -89,10 +89,12 @@ def add_commands(commands: Any) -> None:
 def _init(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline.init import init
 
-    done = init(
+    initialised = init(
         options.name, options.table, options.label, label_type=options.label_type, with_model=options.with_model
     )
-    print_lines(console, [*done.lines(), ("next", f"sparkdl check {shlex.quote(done.path)}, then plan and run")])
+    print_lines(
+        console, [*initialised.lines(), ("next", f"sparkdl check {shlex.quote(initialised.path)}, then plan and run")]
+    )
     return 0
 
 

@@ -190,8 +190,8 @@ def write_tensors(file: Storage, tensors: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def _saved(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    taken: set[int] = set()
-    save_file({name: _alone(tensor, taken) for name, tensor in tensors.items()}, path)
+    addresses: set[int] = set()
+    save_file({name: _alone(tensor, addresses) for name, tensor in tensors.items()}, path)
     return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
