@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.pipeline import Pipeline
-from sparkdl.pipeline.status import status_of
 from sparkdl.tables.table import Table
 
 HERE = Path(__file__).parents[3] / "jobs" / "examples" / "rides"
@@ -74,7 +73,7 @@ def test_a_run_finds_what_was_made_then_nothing_and_then_the_new_day(spark, make
     first = pipeline.run(spark)
     assert first.outcome == "promoted", first.message
     truth = maker.truth_of(tmp_path / "raw")
-    for books in status_of(pipeline._context()).done:
+    for books in pipeline.status().done:
         known = truth[books.window]
         assert dict(books.outcomes) == {reason: rows for reason, rows in known["dirt"].items() if rows}
         assert (books.read, books.kept, books.duplicates) == (known["rows"], known["valid"], known["duplicates"])
