@@ -48,7 +48,7 @@ def run_side_by_side(tasks: Sequence[Callable[[], Value]], spark: SparkSession, 
         finally:
             spark.removeTag(tag)
 
-    pool, futures = ThreadPoolExecutor(width, thread_name_prefix="trial"), list[Future[Value]]()
+    pool, futures = ThreadPoolExecutor(width, thread_name_prefix="side-by-side"), list[Future[Value]]()
     try:
         futures += [pool.submit(contextvars.copy_context().run, tagged, task) for task in tasks]
         return [future.result() for future in futures]

@@ -143,7 +143,8 @@ class TabularEnsemble(nn.Module):
         entering = sum(part.width for part in parts)
         # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
         proportions = torch.ones(members, entering)
-        self.scales = nn.Parameter(proportions.normal_() if members > 1 else proportions)  # "meta"'s randn loads sympy
+        # Not by ``randn``, for which torch loads sympy on the meta device: see ``bounded_build``.
+        self.scales = nn.Parameter(proportions.normal_() if members > 1 else proportions)
         layers: list[nn.Module] = []
         for layer in range(depth):
             layers += [nn.Linear(width if layer else entering, width), nn.ReLU(), nn.Dropout(dropout)]

@@ -49,7 +49,8 @@ class LocalSGD(AllReduce):
         self.steps = steps
         self._steps_alone = 0  # optimizer steps since all ranks had one model
         self._moved: dict[torch.nn.Parameter, None] = {}  # what was trained in these
-        self._called: list[torch.nn.Parameter] | None = None  # what a loss depends on, once a rank without rows asks
+        self._called: dict[torch.nn.Parameter, None] = {}  # what a pass over rows has given a gradient
+        self._lacks_rows = False  # whether the step under way has a batch without rows
         self._common: list[torch.nn.Parameter] = []  # the last common model, where outer steps begin
         self._is_common = False  # whether it was taken since: a callback may have written into the weights
         self._outer: torch.optim.SGD | None = None
@@ -85,39 +86,23 @@ class LocalSGD(AllReduce):
     def _pass_without_rows(self, batch: Any, objective: StepObjective) -> None:
         """Step with gradients of zero, by which momentum and decay go on as on the other ranks.
 
-        What the model never calls has no gradient there, and none here: a pass over a row that stands in for one tells.
+        What the model never calls has no gradient there, and none here, as this rank's passes over rows have shown; one
+        that has had no row yet takes all.
         """
-        if self._called is None:
-            self._called = self._reached(batch, objective)
-        else:
-            super()._pass_without_rows(batch, objective)
-        for parameter in self._called:
+        super()._pass_without_rows(batch, objective)
+        self._lacks_rows = True
+        for parameter in self._called or self._parameters:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-
-    def _reached(self, batch: Any, objective: StepObjective) -> list[torch.nn.Parameter]:
-        """The parameters that a loss depends on; the model, its buffers and random numbers are as before."""
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        is_trained = [parameter.requires_grad for parameter in self._parameters]
-        with torch.random.fork_rng():
-            for parameter in self._parameters:
-                parameter.requires_grad_(True)
-            loss = objective.without_rows(self.net, batch)
-            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        with torch.no_grad():
-            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-        for parameter, trained in zip(self._parameters, is_trained, strict=True):
-            parameter.requires_grad_(trained)
-        return [
-            parameter for parameter, gradient in zip(self._parameters, gradients, strict=True) if gradient is not None
-        ]
 
     # --- the mean of the models ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _begin_step(self) -> None:
         self._moved |= dict.fromkeys(parameter for parameter in self._parameters if parameter.requires_grad)
+        if not self._lacks_rows:
+            self._called |= dict.fromkeys(parameter for parameter in self._parameters if parameter.grad is not None)
+        self._lacks_rows = False
         if self._outer is not None and not self._is_common:
             for common, parameter in zip(self._common, self._parameters, strict=True):
                 common.copy_(parameter)
@@ -221,6 +206,7 @@ class LocalSGD(AllReduce):
             "steps_alone": self._steps_alone,
             "tensors": alone if self._steps_alone else None,
             "moved": [index for index, parameter in enumerate(self._parameters) if parameter in self._moved],
+            "called": [index for index, parameter in enumerate(self._parameters) if parameter in self._called],
             "optimizer": self.optimizer.state_dict(),
         }
 
@@ -232,6 +218,7 @@ class LocalSGD(AllReduce):
             self._steps_alone = int(state["steps_alone"])
             moved = state.get("moved", range(len(self._parameters)))  # an earlier version averaged all
             self._moved = dict.fromkeys(self._parameters[int(index)] for index in moved)
+            self._called = dict.fromkeys(self._parameters[int(index)] for index in state.get("called", ()))
             self.optimizer.load_state_dict(state["optimizer"])
             tensors = [*self._parameters, *self.model.buffers()]
             for tensor, value in zip(tensors, state["tensors"] or tensors, strict=True):
