@@ -26,7 +26,15 @@ from sparkdl.strategies.base import Strategy, TaskView, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks, Run
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.checkpoint.resume import earlier_cuts, facts_of, going_on, load_newest, rank_states, restore_rank
+from sparkdl.train.checkpoint.resume import (
+    earlier_cuts,
+    facts_of,
+    going_on,
+    load_newest,
+    names_by_group,
+    rank_states,
+    restore_rank,
+)
 from sparkdl.train.model_selection import ModelSelection
 from sparkdl.train.objective.batch_loss import BatchLoss, autocast_of
 from sparkdl.train.objective.loss import Objective
@@ -461,6 +469,7 @@ class _Trainer:
                 "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
                 "frozen": [name for name, p in run.model.named_parameters() if not p.requires_grad],
+                "groups": names_by_group(self.strategy),
                 **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
                 **facts_of(self.checkpoints, run, gathered["model"], self.strategy),
             }

@@ -40,7 +40,13 @@ REFUSED = {
     "data": (["zero2", "fsdp", "tensor"], "given other data"),
     "values": (["parameter_server"], "written into on a worker"),
 }
-RESUMED = ["all_reduce", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "pipeline", "diloco"))]
+RESUMED = [
+    ("all_reduce", ""),
+    ("all_reduce", "group"),
+    ("diloco", "group"),
+    *(pytest.param(name, "", marks=pytest.mark.slow) for name in ("fsdp", "pipeline", "diloco")),
+    *(pytest.param(name, "group", marks=pytest.mark.slow) for name in ("zero1", "local_sgd")),
+]
 
 
 class Block(torch.nn.Module):
@@ -154,12 +160,15 @@ def turns_of(strategy, world, collective):
     return turns.weights
 
 
-def stopped_and_resumed(strategy, folder, world):
+def stopped_and_resumed(strategy, change, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
-    run = functools.partial(trained, strategy, world, collective)
-    run(ThawOnce(), folder=folder, epochs=1)
-    results = run(ThawOnce(), folder=folder), run(ThawOnce())
+
+    def run(**settings):
+        return trained(strategy, world, collective, Change(change) if change else ThawOnce(), **settings)
+
+    run(folder=folder, epochs=1)
+    results = run(folder=folder), run()
     collective.close()
     return results
 
@@ -241,10 +250,11 @@ def test_a_step_of_the_users_own_steps_a_group_more(together):
         close("", rank["own step"], alone("group"))
 
 
-@pytest.mark.parametrize("strategy", RESUMED)
-def test_a_run_that_goes_on_keeps_what_a_callback_froze(ranks, tmp_path, strategy):
-    resumed, undisturbed = ranks.together(functools.partial(stopped_and_resumed, strategy, tmp_path), 2, "torch")[0]
-    torch.testing.assert_close(resumed, undisturbed, rtol=0, atol=0)
+@pytest.mark.parametrize(("strategy", "change"), RESUMED)
+def test_a_run_that_goes_on_keeps_what_a_callback_froze_and_the_groups_it_gave(ranks, tmp_path, strategy, change):
+    results = ranks.together(functools.partial(stopped_and_resumed, strategy, change, tmp_path), 2, "torch")
+    for resumed, undisturbed in results:
+        torch.testing.assert_close(resumed, undisturbed, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,6 +34,7 @@ __all__ = [
     "facts_of",
     "going_on",
     "load_newest",
+    "names_by_group",
     "rank_states",
     "restore_rank",
 ]
@@ -124,6 +125,7 @@ class _State:
     sync: dict[str, Any] = field(default_factory=dict)
     manual: dict[str, Any] | None = None
     frozen: list[str] | None = None
+    groups: list[list[str]] | None = None
 
 
 def check_state(state: dict[str, Any]) -> None:
@@ -232,9 +234,34 @@ def load_newest(
         return None
     spread: dict[str, Any] = {}  # filled on the leader: tensors reach the other ranks by the strategy
     start, run_state = on_leader(collective, lambda: _read(checkpoints, strategy.plain_state, epochs, spread))
+    if run_state is not None:
+        _add_groups(strategy, run_state.get("groups") or [])  # an earlier version kept none
     if start != "fresh":
         strategy.load_state_dict(spread if collective.world.is_leader else None)
     return run_state
+
+
+def names_by_group(strategy: Strategy) -> list[list[str]]:
+    """The names of the parameters of each group of the optimizer, as far as they are the model's."""
+    names = {parameter: name for name, parameter in strategy.model.named_parameters()}
+    return [
+        [names[parameter] for parameter in group["params"] if parameter in names]
+        for group in strategy.optimizer.param_groups
+    ]
+
+
+def _add_groups(strategy: Strategy, names: Sequence[Sequence[str]]) -> None:
+    """Give the optimizer the groups that a callback had added; their rates and the like are in the optimizer's state.
+
+    What does not fit the model is left to the strategy, which refuses it as it loads that state.
+    """
+    parameters = dict(strategy.model.named_parameters())
+    stepped = set(strategy.parameters())
+    for group in names[len(strategy.optimizer.param_groups) :] if strategy.takes_groups else ():
+        added = [parameters[name] for name in group if name in parameters]
+        if added and stepped.isdisjoint(added):
+            strategy.optimizer.add_param_group({"params": added})
+            stepped.update(added)
 
 
 def _read(
