@@ -2,8 +2,8 @@
 
 One process measures the model: seconds of its passes by rows, when each gradient is ready, what stays in memory, and
 how much longer a step takes when torch's own parts have dealt the model to ranks whose messages take no time. Links are
-latency, bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005) and what a byte takes of the processor's time.
-The rest follows each strategy's schedule; ``docs/strategies.md`` says how far that is from what is measured.
+latency, bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005) and how messages and computing delay each
+other. The rest follows each strategy's schedule; ``docs/strategies.md`` says how far that is from what is measured.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class Link:
     Attributes:
         bandwidth: bytes a second of payload, each way.
         latency: seconds of a message without any.
-        work: seconds by which each byte that a rank sends delays what it computes meanwhile.
+        slowed: the share of its speed that computing loses while the link is busy.
+        stretched: how many times as long a message takes while ranks compute.
         gathers: measured all-gathers: bytes that a rank gets from others and the seconds that takes, rising; empty
             where they are taken for half an all-reduce. On shaped links large ones took up to half as long again.
     """
 
     bandwidth: float
     latency: float
-    work: float = 0.0
+    slowed: float = 0.0
+    stretched: float = 1.0
     gathers: Sequence[tuple[float, float]] = ()
 
     def __post_init__(self) -> None:
@@ -108,11 +110,6 @@ class Link:
     def send(self, payload: float) -> float:
         """Seconds of one message."""
         return self.latency + payload / self.bandwidth
-
-    @property
-    def slowed(self) -> float:
-        """The share of its speed that computing loses while the link is busy."""
-        return min(self.work * self.bandwidth, 0.9) if self.work else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -673,14 +670,18 @@ def measure_link(collective: Collective) -> Link:
     messages = 2 * (ranks - 1)
     latency = small / messages
     bandwidth = _PROBE_BYTES / ranks / max(large / messages - latency, 1e-9)
-    delay = max(collective.all_gather_object(_delay_by_messages(large, device)))
-    work = delay / (_PROBE_BYTES / ranks * messages)
+    beside = collective.all_gather_object(_beside_computing(large, device))
+    slowed, stretched = (max(values) for values in zip(*beside, strict=True))
     gathers = [all_gather(received) for received in (_PROBE_BYTES // 16, _PROBE_BYTES)]
-    return Link(bandwidth=bandwidth, latency=latency, work=work, gathers=gathers)
+    return Link(bandwidth=bandwidth, latency=latency, slowed=slowed, stretched=stretched, gathers=gathers)
 
 
-def _delay_by_messages(large: float, device: str) -> float:
-    """Seconds by which an all-reduce of the probe, which takes ``large`` seconds, delays what is computed meanwhile."""
+def _beside_computing(large: float, device: str) -> tuple[float, float]:
+    """What an all-reduce of the probe, which takes ``large`` seconds alone, and computing do to each other.
+
+    Returns:
+        ``slowed`` and ``stretched`` of ``Link``.
+    """
     import torch.distributed as dist
 
     numbers, factor = torch.zeros(_PROBE_BYTES // _FLOATS, device=device), torch.ones(256, 256, device=device)
@@ -692,16 +693,24 @@ def _delay_by_messages(large: float, device: str) -> float:
         return _now(torch.device(device)) - begin
 
     multiply(10)
-    times = max(1, int(2 * large / (multiply(50) / 50)))  # so that the messages have arrived before the end
-    delays = []
+    times = max(1, int(3 * large / (multiply(50) / 50)))  # so that the messages have arrived before the end
+    delays, lasted = [], []
     for _ in range(_REPEATS):
         dist.barrier()
         alone = multiply(times)
         dist.barrier()
+        begin = time.perf_counter()
         work = dist.all_reduce(numbers, async_op=True)
-        delays.append(multiply(times) - alone)
+        arrived, computing = None, 0.0
+        for _ in range(times):
+            computing += multiply(1)
+            if arrived is None and work.is_completed():
+                arrived = time.perf_counter() - begin
         work.wait()
-    return max(_median(delays), 0.0)
+        delays.append(computing - alone)
+        lasted.append(arrived or time.perf_counter() - begin)
+    lasting = _median(lasted)
+    return min(max(_median(delays) / lasting, 0.0), 0.9), max(lasting / large, 1.0)
 
 
 def choose(
@@ -989,6 +998,7 @@ def _reduced_while_backward(
         [sum(link.all_reduce(size * part, copies) for copies, part in parts.items()) for size, _ in buckets],
         backward,
         slowed=link.slowed,
+        stretched=link.stretched,
     )
     return seconds, sum(2 * costs.gradient_bytes * part * (n - 1) / n for n, part in parts.items())
 
@@ -1079,10 +1089,11 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     average = link.all_reduce(costs.gradient_bytes * largest, copies)
     overhead = _overhead(costs, "pipeline") / 2
     # A byte counts twice, since a rank is delayed by what it sends and by what it gets.
-    messages = [(a + b) * link.work / 2 + overhead for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
+    delay = link.slowed * link.stretched / link.bandwidth  # by each byte that travels while there is computing
+    messages = [(a + b) * delay / 2 + overhead for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
     stages_forward = [share * forward + extra for share, extra in zip(shares, messages, strict=True)]
     stages_backward = [share * backward + extra for share, extra in zip(shares, messages, strict=True)]
-    transfers = [payload / link.bandwidth for payload in crossing]
+    transfers = [payload * link.stretched / link.bandwidth for payload in crossing]
     passes = one_forward_one_backward(stages_forward, stages_backward, transfers, link.latency, micro_batches)
     seconds = passes + average + optimizer
     neighbours = [a + b for a, b in itertools.pairwise([0.0, *crossing, 0.0])]

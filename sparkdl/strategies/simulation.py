@@ -15,7 +15,12 @@ _DRAWS = 400
 
 
 def backward_with_buckets(
-    ready: Sequence[float], transfers: Sequence[float], backward: float, *, slowed: float = 0.0
+    ready: Sequence[float],
+    transfers: Sequence[float],
+    backward: float,
+    *,
+    slowed: float = 0.0,
+    stretched: float = 1.0,
 ) -> float:
     """Seconds of a backward pass whose buckets of gradients are sent while it goes on, one behind the other.
 
@@ -24,15 +29,16 @@ def backward_with_buckets(
         transfers: by bucket, the seconds that the link takes for it.
         backward: seconds of computing.
         slowed: the share of its speed that computing loses while the link is busy: messages take processors, too.
+        stretched: how many times as long a transfer takes while there is computing beside it, for the same reason.
     """
-    clock = computed = link_free = 0.0
-    for full, transfer in [*zip(ready, transfers, strict=True), (backward, 0.0)]:
-        remaining = full - computed
-        beside = min(max(link_free - clock, 0.0), remaining / (1 - slowed))  # seconds with the link busy
-        clock += beside + (remaining - beside * (1 - slowed))
-        computed = full
-        link_free = max(link_free, clock) + transfer
-    return link_free
+    clock = computed = 0.0
+    for full, transfer in zip(ready, transfers, strict=True):
+        alone = max(full - computed, 0.0)
+        computed += alone
+        beside = min(transfer * stretched, (backward - computed) / (1 - slowed))
+        computed += beside * (1 - slowed)
+        clock += alone + beside + (transfer - beside / stretched)
+    return clock + (backward - computed)
 
 
 def one_forward_one_backward(

@@ -137,7 +137,7 @@ def test_experts_are_ranked_where_a_model_has_some():
 def test_a_message_delays_what_is_computed_beside_it():
     costs = dataclasses.replace(COSTS, gradients=(30_000_000, 30_000_000))
     # Half of the speed is lost while the first bucket travels, a quarter of a second; the second follows the pass.
-    link = Link(bandwidth=120e6, latency=0.0, work=0.5 / 120e6)
+    link = Link(bandwidth=120e6, latency=0.0, slowed=0.5)
     assert by_name(link, 2, costs)["all_reduce"].seconds == pytest.approx(0.5 + 1.0 + 0.125 + 0.25 + 0.1)
 
 

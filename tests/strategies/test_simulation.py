@@ -20,6 +20,13 @@ def test_a_busy_link_slows_what_is_computed_beside_it():
     assert backward_with_buckets([1.0, 2.0], [10.0, 1.0], 2.0, slowed=0.5) == pytest.approx(1.0 + 10.0 + 1.0)
 
 
+def test_what_is_computed_stretches_the_transfers_beside_it():
+    # The first bucket takes two seconds for one; of the second, half a second of two is left at the end of computing.
+    seconds = backward_with_buckets([1.0, 2.0], [1.0, 1.0], 4.5, stretched=2.0)
+    assert seconds == pytest.approx(1.0 + 2.0 + 1.5 + 0.25)
+    assert backward_with_buckets([1.0], [1.0], 2.0, slowed=0.5, stretched=2.0) == pytest.approx(1.0 + 2.0)
+
+
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 16), (4, 2), (3, 1)])
 def test_equal_stages_wait_for_as_many_turns_as_there_are_others(stages, micro_batches):
     seconds = one_forward_one_backward([1.0] * stages, [2.0] * stages, [0.0] * (stages - 1), 0.0, micro_batches)
