@@ -3,7 +3,8 @@
 Three ranks over the loopback interface. A slow rank sleeps behind its steps: always the same one, or each step another
 one, by a seeded order that all ways share. Every rank has its part of each global batch, so whoever is always slow sets
 the time of all; where ranks take turns, workers that may run ahead need not wait for each. Ways take turns. Bytes are
-those that the kernel sent for a rank's TCP connections. One JSON line each.
+those that the kernel sent for a rank's TCP connections. One JSON line each, and one with what it takes a worker to see
+whether weights were written into, twice a step, beside copying them, which a pull does besides receiving them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.strategies.base import open_strategy
+from sparkdl.strategies.parameter_server import sum_of_bits
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
@@ -176,3 +178,19 @@ def measure():
 def test_parameter_servers():
     for line in measure():
         print(json.dumps(line), flush=True)
+
+
+@pytest.mark.bench
+def test_sums_of_bits():
+    torch.set_num_threads(1)
+    weights = torch.randn(25_000_000)
+    copied = weights.clone()
+    milliseconds = {}
+    for name, call in (("sum_of_bits", lambda: sum_of_bits(weights)), ("copy", lambda: copied.copy_(weights))):
+        taken = []
+        for _ in range(9):
+            begin = time.perf_counter()
+            call()
+            taken.append((time.perf_counter() - begin) * 1000)
+        milliseconds[name] = round(statistics.median(taken), 1)
+    print(json.dumps({"workload": "bits of 100 MB", "milliseconds": milliseconds}), flush=True)
