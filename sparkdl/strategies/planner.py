@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
+_CALLS = 9  # of each probe of a link
 _MICRO_BATCHES_PER_STAGE = 4
 _REFUSED = (RuntimeError, ValueError, TypeError, NotImplementedError, ConfigError)
 """What torch's parts raise of a model that they do not take."""
@@ -150,7 +151,8 @@ class ModelCosts:
         no_layers: why it cannot.
         jitter: relative standard deviation of the seconds of a pass.
         overheads: by strategy, seconds by which torch's own parts that spread the model lengthen a step, of a pipeline
-            each micro-batch; a sentence where they do not take the model.
+            each micro-batch, which is shorter where gradients of a large table are added up rather than made anew; a
+            sentence where they do not take the model.
         mixtures: of experts, that the model has.
         splits: by number of ranks of a tensor group, the work that is split, as a share of all, bytes that a rank sends
             a row, and messages; a sentence where the model cannot be split so.
@@ -485,7 +487,7 @@ def _overheads(
         try:
             count = _MICRO_BATCHES_PER_STAGE * size
             micro_batch = _micro_batch_seconds(copy.deepcopy(model), batch, input_style, count, one_rank.get_group())
-            overheads["pipeline"] = max(micro_batch - plain.median, 0.0)
+            overheads["pipeline"] = micro_batch - plain.median
         except _REFUSED as refused:
             overheads["pipeline"] = _not_so(refused)
         return overheads
@@ -649,11 +651,12 @@ def measure_link(collective: Collective) -> Link:
 
     def seconds(call: Callable[[], Any]) -> float:
         calls = []
-        for _ in range(_REPEATS):
+        for number in range(_CALLS + 1):
             collective.barrier()
             begin = _now(torch.device(device))
             call()
-            calls.append(_now(torch.device(device)) - begin)
+            if number:  # the first widens the windows of TCP
+                calls.append(_now(torch.device(device)) - begin)
         slowest: float = max(collective.all_gather_object(_median(calls)))  # the others wait for it
         return slowest
 
@@ -1087,10 +1090,13 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     largest = max(parameters) / costs.parameter_bytes
     optimizer = costs.optimizer_seconds * largest
     average = link.all_reduce(costs.gradient_bytes * largest, copies)
-    overhead = _overhead(costs, "pipeline") / 2
+    overhead = _overhead(costs, "pipeline")
+    if overhead < 0:
+        share = max(1 + overhead / (forward + backward), 0.1)
+        forward, backward, overhead = share * forward, share * backward, 0.0
     # A byte counts twice, since a rank is delayed by what it sends and by what it gets.
     delay = link.slowed * link.stretched / link.bandwidth  # by each byte that travels while there is computing
-    messages = [(a + b) * delay / 2 + overhead for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
+    messages = [((a + b) * delay + overhead) / 2 for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
     stages_forward = [share * forward + extra for share, extra in zip(shares, messages, strict=True)]
     stages_backward = [share * backward + extra for share, extra in zip(shares, messages, strict=True)]
     transfers = [payload * link.stretched / link.bandwidth for payload in crossing]

@@ -50,6 +50,9 @@ def one_forward_one_backward(
 ) -> float:
     """Seconds of a batch that goes through the stages of a pipeline as 1F1B has it (Narayanan et al., SOSP 2019).
 
+    While forwards and backwards take turns, a stage goes on once its own message has left, since torch's schedule waits
+    for what it sends and what it gets together.
+
     Args:
         forward: by stage, seconds of a micro-batch.
         backward: the same.
@@ -85,6 +88,9 @@ def one_forward_one_backward(
                     sent = max(clocks[stage], links_free[cut, is_forward]) + transfers[cut]
                     links_free[cut, is_forward] = sent
                     arrived[target, is_forward, number] = sent + latency
+                    ahead = min(stages - stage, micro_batches)  # forwards before its first backward
+                    if number >= ahead - 1 if is_forward else number + ahead < micro_batches:
+                        clocks[stage] = sent
     return max(clocks)
 
 
