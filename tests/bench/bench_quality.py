@@ -113,11 +113,11 @@ What `train` leaves out follows from the number of training rows once they are c
 | | rule |
 |---|---|
 | `batch_size` | all ranks together: a 40th of few rows, 64 of some thousand, a 128th of many; 16 to 512 |
-| `epochs` | so many that 600,000 rows are read: 10 to 16, of several classes 40; of few 100,000 in 600 steps, to 60 |
+| `epochs` | so many that 600,000 rows are read: 6 to 16, of several classes 28; of few 100,000 in 600 steps, to 60 |
 | `learning_rate` | 0.005 after the warm-up; 0.001 for a network of your own |
 | `warmup_steps` | a twentieth of all steps, 200 at most |
 | `decay` | cosine, to 0 at the last step |
-| `early_stopping_patience` | a third of the epochs, 8 at least; the best epoch's weights are kept; 0 never stops |
+| `early_stopping_patience` | a fifth of the epochs, 4 at least; the best epoch's weights are kept; 0 never stops |
 | `monitor` | val_accuracy of several classes that are judged by accuracy, else val_loss |
 | `num_proc` | 1 below 50,000 rows and 2 million values; else, or with a strategy or `min_num_proc`, all slots |
 

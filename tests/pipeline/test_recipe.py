@@ -19,7 +19,7 @@ from sparkdl.pipeline.spec.training import RULES
         (3_000, 34, 64),
         (8_000, 16, 64),
         (50_000, 12, 512),
-        (10**8, 10, 512),
+        (10**8, 6, 512),
     ],
 )
 def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
@@ -29,7 +29,7 @@ def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs
     assert recipe_of(Train(), filled).keys() == RULES.keys() - {"monitor"}
 
 
-@pytest.mark.parametrize(("rows", "epochs"), [(1_200, 60), (8_000, 40), (20_000, 30), (50_000, 12)])
+@pytest.mark.parametrize(("rows", "epochs"), [(1_200, 60), (8_000, 28), (25_000, 24), (50_000, 12)])
 def test_several_classes_that_accuracy_judges_are_read_more_often_and_the_best_epoch_is_its(rows, epochs):
     filled = with_recipe(Train(), rows, 10, default_network=True, accuracy="val_accuracy", slots=1)
     assert (filled.epochs, filled.monitor) == (epochs, "val_accuracy")

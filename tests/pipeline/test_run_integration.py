@@ -75,7 +75,7 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert dict(summary_lines(first))["trees"] == trees.text("auc")
     assert f"LightGBM has auc {trees.trees.values['auc']:.4g}" in Path(first.places["report"]).read_text()
     assert first.trained.kept_epoch == first.trained.best_epoch
-    assert first.trained.recipe == {"warmup_steps": 3, "decay": "cosine", "early_stopping_patience": 8}
+    assert first.trained.recipe == {"warmup_steps": 3, "decay": "cosine", "early_stopping_patience": 4}
     clean = Table(first.places["clean"]).read(spark)
     parts = {part: {row.patient for row in rows_of(clean, file.spec, part, ["all"]).collect()} for part in PARTS}
     assert [len(parts[part]) for part in ("train", "validate", "test")] == [
