@@ -625,7 +625,7 @@ def sum_of_bits(tensor: torch.Tensor) -> int:
     data = tensor.detach().reshape(-1).view(torch.uint8)
     rest = data[len(data) // 8 * 8 :]
     words = data[: len(data) - len(rest)].view(torch.int64)
-    in_cache = words.split(_WORDS_IN_CACHE)
+    in_cache = torch.split(words, _WORDS_IN_CACHE)
     return sum(int((part ^ (part >> 32)).sum()) for part in in_cache) + int(rest.sum())
 
 
