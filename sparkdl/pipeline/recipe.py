@@ -70,7 +70,7 @@ def with_recipe(
         "learning_rate": None if ":" in train.optimizer else 0.005 if default_network else 0.001,
         "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
         "decay": "cosine",
-        "early_stopping_patience": max(4, epochs // 5),
+        "early_stopping_patience": max(4, epochs // 4),
         "monitor": accuracy,
     }
     return msgspec.structs.replace(

@@ -25,7 +25,7 @@ RULES = {
     "learning_rate": "0.005 for the default network, 0.001 for another",
     "warmup_steps": "a twentieth of all steps, 200 at most",
     "decay": "cosine, to 0 at the last step",
-    "early_stopping_patience": "a fifth of the epochs, 4 at least",
+    "early_stopping_patience": "a quarter of the epochs, 4 at least",
     "monitor": "val_accuracy of several classes that are judged by accuracy, else val_loss",
     "num_proc": "1 for the default network on fewer than 50,000 training rows and 2 million values, if strategy, "
     "min_num_proc and gradient_compression are left out, too; else all slots",
