@@ -173,7 +173,8 @@ What makes a training shorter, errors to those with 40 epochs of several classes
 | a fifth | the same; a sixth ends R's EuStockMarkets with a squared error of 2768 for 1870 |
 | **28 epochs of several classes** | storms 1.036, 1.014, 1.003; 20: surveys 1.030, 1.005, 1.040 |
 | **6 epochs of very many rows, for 10** | Fertility 1.000 |
-| batches twice as large | diamonds 1.038, surveys 1.049, digits 1.0, 1.16, 1.80, ames .97, 1.02, 1.10, EuStockMarkets 1.03 to 1.05, hotel_rates 1.00, 1.01 |
+| batches twice as large, of many rows | diamonds 1.038, surveys 1.049, hotel_rates 1.002, 1.015 |
+| the same of few | digits 1.00, 1.16, 1.80, ames .97, 1.02, 1.10, EuStockMarkets 1.03, 1.03, 1.05 |
 | layers of 160 | storms 1.162, diamonds 1.008, surveys 1.008, hotel_rates .995 |
 | layers of 128 | storms 1.125, diamonds 1.012, hotel_rates 1.004, ames 1.004 |
 | two members | hotel_rates 1.032, ames .984 |
