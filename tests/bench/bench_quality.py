@@ -164,12 +164,12 @@ The accuracy gains by it, the log loss does not, so that all this is left out wh
 smoothing moved the auc of nassCDS, wa_churn and credit_data by less than two splits differ. A moving average of the
 weights took ames from .1130 to .1111 and left hotel_rates where it was.
 
-What makes a training shorter, errors to those with 40 epochs of several classes, and an end after a third of the epochs,
-8 at least, without gain; one to three splits each:
+What makes a training shorter, errors to those with 40 epochs of several classes, and an end after a third of the
+epochs, 8 at least, without gain; one to three splits each:
 
 | | |
 |---|---|
-| **an end after a quarter, 4 at least** | the same epoch on all but HI, 1.002; movies has 6 epochs for 10, InstEval 8 for 12 |
+| **an end after a quarter, 4 at least** | the same epoch but on HI, 1.002; movies ends after 6 for 10 epochs |
 | a fifth | the same; a sixth ends R's EuStockMarkets with a squared error of 2768 for 1870 |
 | **28 epochs of several classes** | storms 1.036, 1.014, 1.003; 20: surveys 1.030, 1.005, 1.040 |
 | **6 epochs of very many rows, for 10** | Fertility 1.000 |
