@@ -33,7 +33,7 @@ def test_a_small_source_is_read_with_the_quick_compiler_and_few_tasks():
     small, large = settings(SMALL - 1), settings(SMALL)
     assert small[QUICK] == "-XX:TieredStopAtLevel=1"
     assert QUICK not in large
-    assert (small[TASKS], settings(1 << 30)[TASKS], settings(1 << 40)[TASKS]) == ("4", "64", "200")
+    assert [settings(size)[TASKS] for size in (1, SMALL, 1 << 30, 1 << 40)] == ["4", "8", "64", "200"]
 
 
 @pytest.mark.parametrize("overrides", [["spark.master=yarn"], ["spark.master=k8s://https://host"]])
