@@ -47,8 +47,7 @@ from sparkdl.world import World
 
 __all__ = ["ParameterServer", "check_served_model", "sum_of_bits"]
 
-_WORDS_IN_CACHE = 1 << 15
-
+_WORDS_IN_CACHE = 1 << 15  # 256 KiB at a time
 _PIECE_BYTES = 8 << 20  # of a table, at a time: it need not fit a rank
 _LEAVE_SECONDS = 20.0
 _RESTORE_SECONDS = 45.0  # a host that has vanished is noticed within 30 s

@@ -298,7 +298,7 @@ class _Trainer:
 
     def _train(self) -> None:
         """Train on what is left of the epoch, until there is a reason to stop."""
-        run, step, place, metrics, record = self.run, self.step, self.place, self.metrics, self.window.add
+        run, step, metrics, record = self.run, self.step, self.metrics, self.window.add
         batches, wants_outputs = run.steps_per_epoch, bool(self.metrics) and self.counts
         self.train.set_epoch(run.epoch)
         if self.resume_at is not None:
@@ -306,7 +306,7 @@ class _Trainer:
             self.resume_at = None
         self._set_next_look()
         for batch_of_source in self.train:
-            batch = place(batch_of_source)
+            batch = self.place(batch_of_source)
             del batch_of_source  # the source may fill the same memory, still in the cache, with the next batch
             loss, outputs = step.backward(batch)
             record(loss, batch, step.number, step.lr)

@@ -27,7 +27,6 @@ import functools
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +38,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from shaped_hosts import needs_hosts, run_on_hosts, versions
+from shaped_hosts import needs_hosts, run_on_hosts, shape, versions
 
 RATES = {"0.1 Gbit/s": ("100mbit", "4kb"), "1 Gbit/s": ("1gbit", "16kb"), "10 Gbit/s": ("10gbit", "256kb")}
 """The second is what passes at once: few bytes, so that small messages take their time, too."""
@@ -116,15 +115,6 @@ def predicted(way, size, count, latency, seconds_per_byte):
 # --- on the ranks ---------------------------------------------------------------------------------------------------
 
 
-def shape(devices, rate, burst):
-    """Limit every cable, in each direction."""
-    for namespace, device in devices:
-        limits = ("root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
-        at_once = str(min(int(burst.removesuffix("kb")) * 1024 * 3 // 4, 65536))  # see ``Host.shape``
-        subprocess.run(["ip", "-n", namespace, "link", "set", "dev", device, "gso_max_size", at_once], check=True)
-        subprocess.run(["tc", "-n", namespace, "qdisc", "replace", "dev", device, *limits], check=True)
-
-
 def timed(call, flat, group, repeats):
     """Seconds of each call behind the first, from a common start to the end of the rank that ends last."""
     times = []
@@ -162,7 +152,8 @@ def on_a_rank(world, devices):
     points = []
     for label, limits in RATES.items():
         if world.rank == 0:
-            shape(devices, *limits)
+            for namespace, device in devices:
+                shape(namespace, device, *limits)
         collective.barrier()
         measured = link(world.rank) if world.rank < 2 else None
         latency, per_byte = collective.broadcast_object(measured)

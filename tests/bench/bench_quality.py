@@ -170,7 +170,7 @@ epochs, 8 at least, without gain; one to three splits each:
 | | |
 |---|---|
 | **an end after a quarter, 4 at least** | the same epoch but on HI, 1.002; movies ends after 6 for 10 epochs |
-| a fifth | the same; a sixth ends R's EuStockMarkets with a squared error of 2768 for 1870 |
+| a fifth | the same error, too; a sixth ends R's EuStockMarkets with a squared error of 2768 for 1870 |
 | **28 epochs of several classes** | storms 1.036, 1.014, 1.003; 20: surveys 1.030, 1.005, 1.040 |
 | **6 epochs of very many rows, for 10** | Fertility 1.000 |
 | batches twice as large, of many rows | diamonds 1.038, surveys 1.049, hotel_rates 1.002, 1.015 |

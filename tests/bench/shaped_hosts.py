@@ -17,7 +17,7 @@ BENCH = Path(__file__).parent
 sys.path.insert(0, str(BENCH))  # for the other benches
 sys.path.insert(0, str(BENCH.parent / "launch"))
 
-from hosts import Run, hosts  # noqa: E402
+from hosts import Run, hosts, shape  # noqa: E402, F401
 
 needs_hosts = pytest.mark.skipif(
     os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "unshare")),

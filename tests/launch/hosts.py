@@ -22,6 +22,19 @@ def ip(*arguments):
     return done.stdout
 
 
+def shape(namespace, device, rate, burst):
+    """Let a device send ``rate``, such as ``"1gbit"``, but for ``burst``, such as ``"64kb"``, behind a pause.
+
+    What the kernel hands it at once is less than that: of longer pieces ``tbf`` makes packets one by one, which took a
+    tenth of two cores, and a third of the rate.
+    """
+    at_once = min(int(burst.removesuffix("kb")) * 1024 * 3 // 4, 65536)
+    ip("-n", namespace, "link", "set", "dev", device, "gso_max_size", str(at_once))
+    limits = ("root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
+    done = subprocess.run(["tc", "-n", namespace, "qdisc", "replace", "dev", device, *limits], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
 class Host:
     """A namespace whose interface ``cable`` has the address ``SUBNET.number``, and leads to a port of the switch."""
 
@@ -40,17 +53,9 @@ class Host:
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **options)
 
     def shape(self, rate, burst="256kb"):
-        """Let the cable carry ``rate``, such as ``"1gbit"``, each way, but for ``burst``, in kb, behind a pause.
-
-        What the kernel sends at once is less than that: of longer pieces ``tbf`` makes packets one by one, which took a
-        tenth of two cores, and a third of the rate.
-        """
-        limits = ("root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
-        at_once = str(min(int(burst.removesuffix("kb")) * 1024 * 3 // 4, 65536))
-        for name, device in ((self.name, "cable"), (self.switch, self.port)):
-            ip("-n", name, "link", "set", "dev", device, "gso_max_size", at_once)
-            done = subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", device, *limits], capture_output=True)
-            assert done.returncode == 0, done.stderr
+        """Let the cable carry ``rate``, such as ``"1gbit"``, each way, see the function ``shape``."""
+        for namespace, device in ((self.name, "cable"), (self.switch, self.port)):
+            shape(namespace, device, rate, burst)
 
     def listening(self):
         """Addresses and ports of every socket that listens here, by the kernel."""

@@ -44,6 +44,12 @@ def test_the_slowest_stage_or_a_slow_link_sets_the_pace():
     assert late[0] < late[2]
 
 
+def test_a_stage_goes_on_once_what_it_sends_has_left():
+    # The last stage begins at 1.5; each of its 8 turns but the last waits half a second for the gradients it sends.
+    seconds = one_forward_one_backward([1.0, 1.0], [1.0, 1.0], [0.5], 0.0, 8)
+    assert seconds == pytest.approx(1.5 + 8 * 2.0 + 7 * 0.5 + 0.5 + 1.0)
+
+
 def test_more_ranks_have_a_slower_slowest():
     def step(slow):
         return slow

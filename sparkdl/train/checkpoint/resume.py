@@ -235,7 +235,8 @@ def load_newest(
     spread: dict[str, Any] = {}  # filled on the leader: tensors reach the other ranks by the strategy
     start, run_state = on_leader(collective, lambda: _read(checkpoints, strategy.plain_state, epochs, spread))
     if run_state is not None:
-        _add_groups(strategy, run_state.get("groups") or [])  # an earlier version kept none
+        with going_on(run_state["resumed_step"]):
+            _add_groups(strategy, run_state.get("groups") or [])  # an earlier version kept none
     if start != "fresh":
         strategy.load_state_dict(spread if collective.world.is_leader else None)
     return run_state
