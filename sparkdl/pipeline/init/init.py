@@ -125,7 +125,7 @@ def init(
             _unlabelled(sample, when, chosen.name),
             0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
         ),
-        factory=f"{module_of(name)}:network", with_model=with_model,
+        casts=rows.casts, factory=f"{module_of(name)}:network", with_model=with_model,
     )  # fmt: skip
     text = pipeline_text(draft)
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))

@@ -20,8 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
+from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
 from sparkdl.pipeline.sources.files import (
     first_lines,
@@ -134,10 +136,16 @@ class CsvRows(_TextRows):
         super().__init__(path, files)
         self.source = {"kind": "csv", **self.source}
         head, _ = first_lines(self._files[0])
-        self._encoding = _encoding_of(head)
+        if b"\0" in head:
+            raise DataError(f"{self._files[0]} has zero bytes, as UTF-16 has: save it as CSV in UTF-8")
+        self._encoding, _ = _encoding_of([head])
+        self._other_lengths: list[int] = []
         lines = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
         self._sep = _separator_of(lines)
         first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep), [])
+        self._padded = len(first) > 1 and all(cell.startswith(" ") for cell in first[1:])
+        if self._padded:
+            first = [cell.strip() for cell in first]
         if not first:
             raise DataError(f"{self._files[0]} has no line: remove it, or write it again")
         self._headed = not any(re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) or not cell for cell in first[1:] or first)
@@ -145,27 +153,51 @@ class CsvRows(_TextRows):
 
     def sample(self) -> Sample:
         """Rows of blocks from all over the files, with the types that their texts show."""
-        blocks = [(file, self._parsed(data, begins)) for file, data, begins in self._blocks()]
+        parts_of_files = list(self._blocks())
+        self._encoding, self._unreadable = _encoding_of([data for _, data, _ in parts_of_files])
+        blocks = [(file, self._parsed(data, begins)) for file, data, begins in parts_of_files]
         texts = pa.concat_tables([block for _, block in blocks])
+        if len(self._other_lengths) > texts.num_rows:
+            length, lines = Counter(self._other_lengths).most_common(1)[0]
+            raise DataError(
+                f"the first line of {self._files[0]} has {count_of(len(self._names), 'cell')}, and {lines:,} others "
+                f"have {length}: remove what stands above the names of its columns, or correct these"
+            )
         self._describe(texts)
         rows = typed(texts, self.source["options"].get("nullValue"), comma=self._comma)
+        strays, fits = [], np.ones(rows.num_rows, bool)
+        for index, field in enumerate(rows.schema):
+            column = rows.column(index).combine_chunks()
+            numbers, stray = _but_for_strays(column)
+            if numbers is not None:
+                fits &= to_numpy(pc.or_(column.is_null(), numbers.is_valid()))
+                rows = rows.set_column(index, field.name, numbers)
+                strays.append(f"{field.name} is {stray}")
         self.source["schema"] = ddl(rows.schema)
-        self.notes["schema"] = "so that a column has one type whatever comes; a row that does not fit is put aside"
+        seen = f", such as those where {', '.join(strays)}" if strays else ""
+        self.notes["schema"] = (
+            f"so that a column has one type whatever comes; a row that does not fit is put aside{seen}"
+        )
         parts, start = [], 0
         for file, block in blocks:
-            parts.append(self._with_partitions(rows.slice(start, block.num_rows), file))
+            part = slice(start, start + block.num_rows)
+            parts.append(self._with_partitions(rows.slice(start, block.num_rows).filter(pa.array(fits[part])), file))
             start += block.num_rows
         return self._as_sample(parts)
 
     def _parsed(self, data: bytes, begins: bool) -> pa.Table:
+        def skip(row: pacsv.InvalidRow) -> str:
+            self._other_lengths.append(row.actual_columns)
+            return "skip"
+
         text = data.decode(self._encoding, errors="replace").removeprefix("\ufeff")
         try:
-            return pacsv.read_csv(
+            cells = pacsv.read_csv(
                 pa.BufferReader(text.encode()),
                 pacsv.ReadOptions(
                     column_names=self._names, skip_rows=int(begins and self._headed), block_size=_WHOLE * 2
                 ),
-                pacsv.ParseOptions(delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip"),
+                pacsv.ParseOptions(delimiter=self._sep, newlines_in_values=True, invalid_row_handler=skip),
                 pacsv.ConvertOptions(
                     column_types=dict.fromkeys(self._names, pa.string()), null_values=[""], strings_can_be_null=True
                 ),
@@ -174,6 +206,10 @@ class CsvRows(_TextRows):
             if "Empty CSV" in str(error):
                 return pa.table({name: pa.array([], pa.string()) for name in self._names})
             raise DataError(f"{self.source['path']} is no CSV file ({error}): give a Parquet file instead") from error
+        if self._padded:
+            stripped = (pc.utf8_ltrim(column, " ") for column in cells.columns)
+            cells = pa.table(dict(zip(self._names, stripped, strict=True)))
+        return cells
 
     def _describe(self, cells: pa.Table) -> None:
         """Options that Spark needs to read the same."""
@@ -184,6 +220,8 @@ class CsvRows(_TextRows):
             options["header"] = False
         else:
             options["enforceSchema"] = False  # else the columns of another file are taken by their order
+        if self._padded:
+            options["ignoreLeadingWhiteSpace"] = True
         if self._encoding != "utf-8":
             options["encoding"] = self._encoding
         values = [column.combine_chunks().drop_null() for column in cells.columns]
@@ -193,6 +231,9 @@ class CsvRows(_TextRows):
             options["multiLine"] = True
         nothing = _nothing_of(values)
         notes = []
+        if self._unreadable:
+            number = count_of(self._unreadable, "character")
+            notes.append(f"{number} not of UTF-8 read as \ufffd: write the file again, or name its encoding")
         if nothing is not None:
             options["nullValue"] = nothing
             notes.append(f"{nothing!r} stands where a number is missing")
@@ -219,7 +260,7 @@ class CsvRows(_TextRows):
                     ),
                     pacsv.ConvertOptions(
                         column_types=dict.fromkeys(names, pa.string()), include_columns=names or self._names[:1],
-                        null_values=[""], strings_can_be_null=True,
+                        null_values=[""], strings_can_be_null=True, check_utf8=False,
                     ),
                 )  # fmt: skip
                 for batch in reader:
@@ -239,8 +280,15 @@ class JsonRows(_TextRows):
         if not objects:
             raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
         names = dict.fromkeys(name for _, row in objects for name in row)
-        table = typed(pa.table({name: _column([row.get(name) for _, row in objects]) for name in names}), None)
-        self.source["schema"] = ddl(table.schema)
+        written = pa.table({name: _column([row.get(name) for _, row in objects]) for name in names})
+        table = typed(written, None)
+        self.casts = {  # Spark takes no number in quotes for a number
+            field.name: _SQL[field.type]
+            for field in table.schema
+            if pa.types.is_string(written.schema.field(field.name).type) and field.type in _QUOTED
+        }
+        fields = (written.schema.field(field.name) if field.name in self.casts else field for field in table.schema)
+        self.source["schema"] = ddl(pa.schema(fields))
         self.notes["schema"] = "so that a column has one type whatever comes"
         parts, start = [], 0
         for file, rows in Counter(file for file, _ in objects).items():
@@ -291,12 +339,14 @@ def _objects(file: str, data: bytes) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _encoding_of(head: bytes) -> str:
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError:
-        return "ISO-8859-1"
-    return "utf-8"
+def _encoding_of(blocks: Sequence[bytes]) -> tuple[str, int]:
+    """How texts are written, and how many characters of them are not: most of those beyond ASCII decide."""
+    others = unreadable = 0
+    for block in blocks:
+        text = block.decode("utf-8", errors="replace")
+        others += len(text) - len(text.encode("ascii", errors="ignore"))
+        unreadable += text.count("\ufffd")
+    return ("ISO-8859-1", 0) if unreadable > others / 2 else ("utf-8", unreadable)
 
 
 def _separator_of(text: str) -> str:
@@ -311,7 +361,8 @@ def _separator_of(text: str) -> str:
         common, rows = counts.most_common(1)[0] if counts else (0, 0)
         return (rows / max(1, sum(counts.values())) if common > 1 else 0.0), common
 
-    return max((",", ";", "\t", "|"), key=cells)
+    sep = max((",", ";", "\t", "|"), key=cells)
+    return sep if cells(sep)[1] > 1 else " " if cells(" ") > (0.9, 1) else ","
 
 
 def _any(mask: Any) -> bool:
@@ -334,6 +385,7 @@ _COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbe
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _TYPES = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"))
 """The types that a column of texts may have, the narrowest first."""
+_QUOTED = (pa.int64(), pa.float64(), pa.bool_())
 _ARROW_ALONE = r"^[-+]?(0[\dxX][^-]*$|(?i:inf))|[ T]\d\d$"
 """What Arrow reads as numbers and times and Spark does not: 0x1F, inf, 2026-03-01 05; and codes such as 0815."""
 
@@ -381,6 +433,23 @@ def _as_its_type(column: pa.Array) -> pa.Array:
             continue
         return values.cast(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else values
     return column
+
+
+def _but_for_strays(column: pa.Array) -> tuple[pa.Array | None, str]:
+    """Numbers of a column of texts that are none in one or two rows, as a unit or a total is, and those texts.
+
+    None where they are none in more rows than two and than one in a thousand.
+    """
+    if not pa.types.is_string(column.type):
+        return None, ""
+    number = pc.match_substring_regex(column, _NUMBER)
+    strays = pc.unique(column.filter(pc.invert(number)))
+    rows = pc.sum(pc.invert(number)).as_py() or 0
+    if not rows or rows > max(2, len(column) // 1000) or rows * 100 > (pc.sum(number).as_py() or 0):
+        return None, ""
+    numbers = _as_its_type(pc.if_else(number, column, None))
+    shown = ", ".join(f"{text!r:.30}" for text in strays[:3].to_pylist())
+    return (numbers, shown) if numbers.type in (pa.int64(), pa.float64()) else (None, "")
 
 
 def ddl(schema: pa.Schema) -> str:

@@ -47,6 +47,7 @@ class Draft:
         when: rows happened.
         label: what is predicted.
         plan: split and training.
+        casts: of ``Rows``.
         factory: of the model beside the file, as module:function.
         with_model: whether the file names it.
     """
@@ -62,6 +63,7 @@ class Draft:
     when: When
     label: Label
     plan: Plan
+    casts: Mapping[str, str]
     factory: str
     with_model: bool = False
 
@@ -101,12 +103,18 @@ def _source(draft: Draft) -> list[str]:
 
 
 def _transform(draft: Draft) -> list[str]:
-    if not draft.label.cast:
+    expressions = {name: f"try_cast({quoted(name)} AS {kind})" for name, kind in draft.casts.items()}
+    reasons = [f"{', '.join(draft.casts)} stand in quotes"] if draft.casts else []
+    if draft.label.cast:
+        column = quoted(draft.label.name)
+        value = f"try_cast({column} AS DOUBLE)" if draft.label.name in draft.casts else column
+        expressions[draft.label.name] = draft.label.cast.replace(column, value)
+        reasons.append(f"{draft.label.name} is stored as a number with fractions, and classes are whole numbers")
+    if not expressions:
         return []
-    column = quoted(draft.label.name)
-    sql = f"SELECT * EXCEPT ({column}), {draft.label.cast} AS {column} FROM source"
-    why = f"{draft.label.name} is stored as a number with fractions, and classes are whole numbers"
-    return ["transform:", *line("sql", sql, why, 2)]
+    columns = ", ".join(map(quoted, expressions))
+    values = ", ".join(f"{value} AS {quoted(name)}" for name, value in expressions.items())
+    return ["transform:", *line("sql", f"SELECT * EXCEPT ({columns}), {values} FROM source", "; ".join(reasons), 2)]
 
 
 def _expect(draft: Draft) -> list[str]:
@@ -116,6 +124,13 @@ def _expect(draft: Draft) -> list[str]:
         lines += line("key is there", present, indent=2)
     if draft.label.sound:
         lines += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
+    texts = [
+        choice.column for choice in draft.choices if choice.options and draft.profiles[choice.column].kind == "text"
+    ]
+    if texts and draft.source["kind"] == "csv" and "encoding" not in draft.source.get("options", {}):
+        joined = f"concat_ws(' ', {', '.join(map(quoted, texts))})"
+        check = {"check": f"NOT contains({joined}, '\ufffd')", "action": "warn"}
+        lines += line("texts are UTF-8", check, "of bytes that are not, Spark makes this", 2)
     ranges = [profile for profile in draft.profiles.values() if profile.kind == "number" and profile.low is not None][
         :_RANGES
     ]

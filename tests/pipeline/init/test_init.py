@@ -419,6 +419,101 @@ def test_a_csv_file_is_read_as_it_is_written(tmp_path):
     assert source.time == "when"
 
 
+def csv_of_towns(file, encode):
+    rows = [f"{n},{encode('Köln') if n > 40_000 else encode('Jena')},{n % 2}" for n in range(50_000)]
+    file.write_bytes("\n".join(["id,town,y", *rows]).encode("utf-8", errors="surrogateescape"))
+    return str(file)
+
+
+def test_the_encoding_of_a_csv_file_follows_from_all_that_is_looked_at(tmp_path):
+    late = csv_of_towns(tmp_path / "late.csv", lambda text: text.encode("latin-1").decode(errors="surrogateescape"))
+    source = init(str(tmp_path / "late"), late, now=NOW).file.spec.source
+    assert source.options["encoding"] == "ISO-8859-1"
+    readable = init(str(tmp_path / "whole"), csv_of_towns(tmp_path / "whole.csv", str), now=NOW)
+    assert "encoding" not in readable.file.spec.source.options
+    (expectation,) = (e for e in readable.file.spec.expect.values() if e.action == "warn")
+    assert expectation.check == "NOT contains(concat_ws(' ', `town`), '\ufffd')"
+
+
+def test_a_byte_that_is_no_utf_8_does_not_change_the_encoding_of_the_others(tmp_path):
+    file = csv_of_towns(tmp_path / "t.csv", str)
+    with open(file, "ab") as out:
+        out.write(b"\n50000,K\xf6ln,1")
+    done = init(str(tmp_path / "p"), file, now=NOW)
+    assert "encoding" not in done.file.spec.source.options
+    assert "1 character not of UTF-8 read as \ufffd" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+def test_utf_16_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "t.csv").write_bytes("id,x,y\n1,2,0\n2,3,1\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"t\.csv has zero bytes, as UTF-16 has: save it as CSV in UTF-8"):
+        init(str(tmp_path / "p"), str(tmp_path / "t.csv"), label="y", now=NOW)
+    assert not (tmp_path / "p").exists()
+
+
+def csv_of(file, lines, sep=","):
+    file.write_text("\n".join(sep.join(map(str, line)) for line in lines))
+    return str(file)
+
+
+ROWS = [["id", "town", "age", "y"], *([n, ["Ulm", "Bonn"][n % 2], n % 60, n * 0.5] for n in range(2000))]
+
+
+@pytest.mark.parametrize(
+    ("lines", "stray"),
+    [
+        ([ROWS[0], ["-", "-", "years", "EUR"], *ROWS[1:]], "age is 'years', y is 'EUR'"),
+        ([*ROWS, ["Total", "", 59_000, 999_500]], "id is 'Total'"),
+    ],
+)
+def test_a_line_of_units_or_a_total_makes_no_texts_of_numbers(tmp_path, lines, stray):
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", lines), now=NOW)
+    assert done.file.spec.source.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
+    assert done.file.spec.source.key == ("id",)
+    assert f"a row that does not fit is put aside, such as those where {stray}" in (tmp_path / "p/p.yaml").read_text()
+    assert done.file.spec.label["y"].type == "regression"
+
+
+def test_codes_of_which_some_are_no_numbers_stay_codes(tmp_path):
+    lines = [ROWS[0], *([n, f"{n % 60}" if n % 300 else f"A{n % 50}", n % 60, n * 0.5] for n in range(2000))]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", lines), now=NOW)
+    assert done.file.spec.source.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cells", "length"),
+    [([["sep=;"], *ROWS], "1 cell", 4), ([["Export, of 2026"], *ROWS], "2 cells", 4),
+     ([ROWS[0], *([*row, ""] for row in ROWS[1:])], "4 cells", 5)],
+)  # fmt: skip
+def test_what_stands_above_the_names_of_columns_is_told(tmp_path, lines, cells, length):
+    file = csv_of(tmp_path / "t.csv", lines)
+    number = f"{len(lines) - 1:,}"
+    with pytest.raises(DataError, match=rf"t\.csv has {cells}, and {number} others have {length}: remove what stands"):
+        init(str(tmp_path / "p"), file, label="y", now=NOW)
+
+
+def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path):
+    padded = init(str(tmp_path / "padded"), csv_of(tmp_path / "a.csv", ROWS, ", "), now=NOW).file.spec.source
+    assert padded.options == {"enforceSchema": False, "ignoreLeadingWhiteSpace": True}
+    blank = init(str(tmp_path / "blank"), csv_of(tmp_path / "b.csv", ROWS, " "), now=NOW).file.spec.source
+    assert blank.options == {"sep": " ", "enforceSchema": False}
+    assert padded.schema == blank.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
+
+
+def test_numbers_in_quotes_of_json_are_cast(tmp_path):
+    rows = [
+        {"id": n, "x": f"{n % 9}", "z": f"{n / 8}", "on": ["true", "false"][n % 2], "y": f"{n % 3}.0"}
+        for n in range(99)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.jsonl"), label="y", label_type="multiclass", now=NOW)
+    assert done.file.spec.source.schema == "`id` BIGINT, `x` STRING, `z` STRING, `on` STRING, `y` STRING"
+    assert done.file.spec.transform.sql == (
+        "SELECT * EXCEPT (`x`, `z`, `on`, `y`), try_cast(`x` AS BIGINT) AS `x`, try_cast(`z` AS DOUBLE) AS `z`, "
+        "try_cast(`on` AS BOOLEAN) AS `on`, try_cast(try_cast(`y` AS DOUBLE) AS BIGINT) AS `y` FROM source"
+    )
+
+
 def test_lines_of_json_are_read_with_types(tmp_path):
     rows = [
         {

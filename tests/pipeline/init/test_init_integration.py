@@ -139,3 +139,29 @@ def test_classes_that_are_fractions_are_whole_numbers_and_none_where_there_is_no
     done = pipeline.run(spark, until="ingest")
     found = Counter(row["y"] for row in Table(done.places["clean"]).rows().to_pylist())
     assert found == {0: 100, 1: 100, None: 100}
+
+
+def written_oddly(way, folder):
+    """A table of 300 rows, as tools and people write it; the third row's age is a text where one says its unit."""
+    random = np.random.default_rng(0)
+    rows = [[n, ["Ulm", "K\xf6ln"][n % 2], n % 60, round(float(random.random()), 3)] for n in range(300)]
+    lines = [["id", "town", "age", "y"], *rows]
+    if way == "json":
+        text = "\n".join(json.dumps(dict(zip(lines[0], map(str, row), strict=True))) for row in rows)
+    else:
+        if way == "units":
+            lines.insert(1, ["", "", "years", "EUR"])
+        text = "\n".join({"padded": ", ", "blanks": " "}.get(way, ",").join(map(str, line)) for line in lines)
+    file = folder / ("t.jsonl" if way == "json" else "t.csv")
+    file.write_bytes(text.encode("latin-1" if way == "latin" else "utf-8"))
+    return str(file), pa.table({name: [row[place] for row in rows] for place, name in enumerate(lines[0])})
+
+
+@pytest.mark.parametrize("way", ["json", "units", "padded", "blanks", "latin"])
+def test_a_file_is_ingested_as_it_is_meant_however_it_is_written(spark, tmp_path, way):
+    file, expected = written_oddly(way, tmp_path)
+    done = Pipeline.init(tmp_path / "p", file, "y").run(spark, until="ingest")
+    clean = Table(done.places["clean"]).rows().to_pylist()
+    read = [{name: row[name] for name in expected.column_names} for row in sorted(clean, key=lambda row: row["id"])]
+    assert read == expected.to_pylist()
+    assert done.rows["quarantined"] == (way == "units")
