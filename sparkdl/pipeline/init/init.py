@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from sparkdl.pipeline.init.profile import Profile, profile_of
 from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time, in_time
 from sparkdl.pipeline.init.split import plan_for
 from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
-from sparkdl.pipeline.init.text import rows_of
+from sparkdl.pipeline.init.text import numbers_of_texts, rows_of
 from sparkdl.pipeline.init.write import Draft, pipeline_text
 from sparkdl.pipeline.rows.expect import OWN
 
@@ -105,6 +105,8 @@ def init(
     folder, name = new_folder(place)
     rows = _opened(table, spark)
     sample = rows.sample()
+    table_as_numbers, casts = numbers_of_texts(sample.rows)
+    sample = replace(sample, rows=table_as_numbers)
     _check_names(sample.rows.column_names)
     profiles = {column: profile_of(column, sample.rows.column(column)) for column in sample.rows.column_names}
     chosen = find_label(profiles, label, label_type)
@@ -116,16 +118,19 @@ def init(
         share = max(ahead[0] / len(when.windows), ahead[1] / sum(when.windows.values()))
         when = early if share > 0.1 else _without_future(when, present)
     key = find_key(rows, profiles, when, chosen)
+    choices = _features(profiles, sample, chosen, key, when)
+    read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
     draft = Draft(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
-        choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,
+        choices=choices, key=key, when=when, label=chosen,
         plan=plan_for(
             sample.total or _about(rows, sample),
             when,
             _unlabelled(sample, when, chosen.name),
             0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
         ),
-        casts=rows.casts, factory=f"{module_of(name)}:network", with_model=with_model,
+        casts={column: kind for column, kind in casts.items() if column in read_columns},
+        factory=f"{module_of(name)}:network", with_model=with_model,
     )  # fmt: skip
     text = pipeline_text(draft)
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))

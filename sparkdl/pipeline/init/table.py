@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -74,12 +73,10 @@ class Rows(ABC):
         notes: by key of the section, what was seen.
         partitions: columns that the table is partitioned by.
         about: rows of the table, estimated; 0 where there is nothing to estimate by.
-        casts: by column that the source has as text, the type in SQL that all its texts have.
     """
 
     source: dict[str, Any]
     notes: dict[str, str]
-    casts: Mapping[str, str] = MappingProxyType({})
     partitions: tuple[str, ...] = ()
     about: int = 0
 

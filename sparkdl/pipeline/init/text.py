@@ -35,7 +35,7 @@ from sparkdl.pipeline.sources.files import (
 )
 from sparkdl.storage import Storage
 
-__all__ = ["CsvRows", "JsonRows", "ddl", "rows_of", "typed"]
+__all__ = ["CsvRows", "JsonRows", "ddl", "numbers_of_texts", "rows_of", "typed"]
 
 _BLOCK, _BLOCKS = 1 << 20, 32
 _WHOLE = 32 << 20
@@ -280,15 +280,9 @@ class JsonRows(_TextRows):
         if not objects:
             raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
         names = dict.fromkeys(name for _, row in objects for name in row)
-        written = pa.table({name: _column([row.get(name) for _, row in objects]) for name in names})
-        table = typed(written, None)
-        self.casts = {  # Spark takes no number in quotes for a number
-            field.name: _SQL[field.type]
-            for field in table.schema
-            if pa.types.is_string(written.schema.field(field.name).type) and field.type in _QUOTED
-        }
-        fields = (written.schema.field(field.name) if field.name in self.casts else field for field in table.schema)
-        self.source["schema"] = ddl(pa.schema(fields))
+        table = pa.table({name: _column([row.get(name) for _, row in objects]) for name in names})
+        table = typed(table, None, kinds=_TIMES)  # Spark takes no number in quotes for a number
+        self.source["schema"] = ddl(table.schema)
         self.notes["schema"] = "so that a column has one type whatever comes"
         parts, start = [], 0
         for file, rows in Counter(file for file, _ in objects).items():
@@ -383,9 +377,10 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
-_TYPES = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"))
+_NUMBERS = pa.int64(), pa.float64()
+_TIMES = pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
+_TYPES = (*_NUMBERS, pa.bool_(), *_TIMES)
 """The types that a column of texts may have, the narrowest first."""
-_QUOTED = (pa.int64(), pa.float64(), pa.bool_())
 _ARROW_ALONE = r"^[-+]?(0[\dxX][^-]*$|(?i:inf))|[ T]\d\d$"
 """What Arrow reads as numbers and times and Spark does not: 0x1F, inf, 2026-03-01 05; and codes such as 0815."""
 
@@ -397,14 +392,23 @@ def _has_commas(texts: pa.Array) -> bool:
     return decimal and bool(pc.all(pc.match_substring_regex(texts, _COMMA)).as_py())
 
 
-def typed(table: pa.Table, nothing: str | None, *, comma: bool = False) -> pa.Table:
-    """The table with columns of texts as the types that all their texts have; ``comma`` for numbers like 1.234,5."""
+def typed(
+    table: pa.Table, nothing: str | None, *, comma: bool = False, kinds: Sequence[pa.DataType] = _TYPES
+) -> pa.Table:
+    """The table with columns of texts as the types of ``kinds`` that all their texts have.
+
+    Args:
+        table: of texts, at least in part.
+        nothing: the text that stands for a missing value.
+        comma: whether numbers are written like 1.234,5.
+        kinds: types, the narrowest first.
+    """
     for index, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
             column = table.column(index).combine_chunks()
             column = column if nothing is None else pc.if_else(pc.equal(column, nothing), None, column)
             numbers = _decimals(column) if comma else None
-            table = table.set_column(index, field.name, _as_its_type(column) if numbers is None else numbers)
+            table = table.set_column(index, field.name, _as_its_type(column, kinds) if numbers is None else numbers)
     return table
 
 
@@ -419,12 +423,12 @@ def _decimals(column: pa.Array) -> pa.Array | None:
     return plain.cast(pa.decimal128(_DIGITS + scale, scale))
 
 
-def _as_its_type(column: pa.Array) -> pa.Array:
+def _as_its_type(column: pa.Array, kinds: Sequence[pa.DataType] = _TYPES) -> pa.Array:
     """The column as the first type that Arrow reads all its texts as, and Spark reads like Arrow."""
     texts = column.drop_null()
     if not len(texts) or _any(pc.match_substring_regex(texts, _ARROW_ALONE)):
         return column
-    for kind in _TYPES:
+    for kind in kinds:
         if pa.types.is_boolean(kind) and _any(pc.match_substring_regex(texts, r"\d")):
             continue  # 1 is true for Arrow alone
         try:
@@ -447,9 +451,26 @@ def _but_for_strays(column: pa.Array) -> tuple[pa.Array | None, str]:
     rows = pc.sum(pc.invert(number)).as_py() or 0
     if not rows or rows > max(2, len(column) // 1000) or rows * 100 > (pc.sum(number).as_py() or 0):
         return None, ""
-    numbers = _as_its_type(pc.if_else(number, column, None))
+    numbers = _as_its_type(pc.if_else(number, column, None), _NUMBERS)
     shown = ", ".join(f"{text!r:.30}" for text in strays[:3].to_pylist())
-    return (numbers, shown) if numbers.type in (pa.int64(), pa.float64()) else (None, "")
+    return (numbers, shown) if numbers.type in _NUMBERS else (None, "")
+
+
+def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
+    """The table with columns of texts as numbers where all their texts are, but for those that stand for none.
+
+    Returns:
+        it, and the type in SQL of each such column.
+    """
+    casts = {}
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            texts = table.column(index).combine_chunks()
+            is_missing = pc.is_in(texts, pa.array(["", *_NOTHING]))
+            numbers = _as_its_type(pc.if_else(is_missing, None, texts), _NUMBERS)
+            if numbers.type in _NUMBERS:
+                table, casts[field.name] = table.set_column(index, field.name, numbers), _SQL[numbers.type]
+    return table, casts
 
 
 def ddl(schema: pa.Schema) -> str:

@@ -47,7 +47,7 @@ class Draft:
         when: rows happened.
         label: what is predicted.
         plan: split and training.
-        casts: of ``Rows``.
+        casts: by column of texts that are numbers, their type in SQL.
         factory: of the model beside the file, as module:function.
         with_model: whether the file names it.
     """
@@ -104,7 +104,9 @@ def _source(draft: Draft) -> list[str]:
 
 def _transform(draft: Draft) -> list[str]:
     expressions = {name: f"try_cast({quoted(name)} AS {kind})" for name, kind in draft.casts.items()}
-    reasons = [f"{', '.join(draft.casts)} stand in quotes"] if draft.casts else []
+    reasons = (
+        [f"numbers that stand as texts: {', '.join(draft.casts)}; missing where one is none"] if draft.casts else []
+    )
     if draft.label.cast:
         column = quoted(draft.label.name)
         value = f"try_cast({column} AS DOUBLE)" if draft.label.name in draft.casts else column

@@ -500,18 +500,26 @@ def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path
     assert padded.schema == blank.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
 
 
-def test_numbers_in_quotes_of_json_are_cast(tmp_path):
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
     rows = [
-        {"id": n, "x": f"{n % 9}", "z": f"{n / 8}", "on": ["true", "false"][n % 2], "y": f"{n % 3}.0"}
+        {"id": n, "x": f"{7 * n % 50}", "z": f"{n / 8}" if n % 5 else "", "code": f"0{n}", "y": f"{n % 3}.0"}
         for n in range(99)
     ]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = init(str(tmp_path / "p"), str(tmp_path / "t.jsonl"), label="y", label_type="multiclass", now=NOW)
-    assert done.file.spec.source.schema == "`id` BIGINT, `x` STRING, `z` STRING, `on` STRING, `y` STRING"
+    file = tmp_path / f"t.{kind}"
+    if kind == "jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    done = init(str(tmp_path / "p"), str(file), label="y", label_type="multiclass", now=NOW)
+    if kind == "jsonl":
+        assert done.file.spec.source.schema == "`id` BIGINT, `x` STRING, `z` STRING, `code` STRING, `y` STRING"
     assert done.file.spec.transform.sql == (
-        "SELECT * EXCEPT (`x`, `z`, `on`, `y`), try_cast(`x` AS BIGINT) AS `x`, try_cast(`z` AS DOUBLE) AS `z`, "
-        "try_cast(`on` AS BOOLEAN) AS `on`, try_cast(try_cast(`y` AS DOUBLE) AS BIGINT) AS `y` FROM source"
+        "SELECT * EXCEPT (`x`, `z`, `y`), try_cast(`x` AS BIGINT) AS `x`, try_cast(`z` AS DOUBLE) AS `z`, "
+        "try_cast(try_cast(`y` AS DOUBLE) AS BIGINT) AS `y` FROM source"
     )
+    assert features_of(done)["x"] == Number()
+    assert features_of(done)["z"].missing_indicator
 
 
 def test_lines_of_json_are_read_with_types(tmp_path):

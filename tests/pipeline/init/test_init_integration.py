@@ -147,7 +147,9 @@ def written_oddly(way, folder):
     rows = [[n, ["Ulm", "K\xf6ln"][n % 2], n % 60, round(float(random.random()), 3)] for n in range(300)]
     lines = [["id", "town", "age", "y"], *rows]
     if way == "json":
-        text = "\n".join(json.dumps(dict(zip(lines[0], map(str, row), strict=True))) for row in rows)
+        text = "\n".join(
+            json.dumps({"id": row[0], "town": row[1], "age": str(row[2]), "y": str(row[3])}) for row in rows
+        )
     else:
         if way == "units":
             lines.insert(1, ["", "", "years", "EUR"])
