@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from sparkdl.compat.pipeline_messages import receives_first
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.nn.mixture import BatchBalance, MixtureOfExperts, counting, mixtures
 from sparkdl.strategies.base import StepObjective
@@ -399,7 +400,8 @@ class _Plan:
         self.runner.counted_rows = iter([min(max(rows - begin, 0), micro_rows) for begin in begins])
         target = torch.arange(self.micro_batches) if self.stage.is_last else None
         try:
-            self.schedule.step(target=target, **_keywords(tensors))
+            with receives_first(self.stage.device):
+                self.schedule.step(target=target, **_keywords(tensors))
         except RuntimeError as error:
             if isinstance(error.__cause__, SparkdlError):
                 raise error.__cause__ from None
