@@ -129,7 +129,7 @@ def init(
             _unlabelled(sample, when, chosen.name),
             0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
         ),
-        casts={column: kind for column, kind in casts.items() if column in read_columns},
+        casts={column: sql for column, sql in casts.items() if column in read_columns},
         factory=f"{module_of(name)}:network", with_model=with_model,
     )  # fmt: skip
     text = pipeline_text(draft)

@@ -23,6 +23,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
+from sparkdl.pipeline.init.dates import DateFormat, date_format_of
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
 from sparkdl.pipeline.sources.files import (
@@ -140,12 +141,13 @@ class CsvRows(_TextRows):
             raise DataError(f"{self._files[0]} has zero bytes, as UTF-16 has: save it as CSV in UTF-8")
         self._encoding, _ = _encoding_of([head])
         self._other_lengths: list[int] = []
+        self._date_formats: dict[str, DateFormat] = {}
         lines = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
         self._sep = _separator_of(lines)
         first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep), [])
         self._padded = len(first) > 1 and all(cell.startswith(" ") for cell in first[1:])
         if self._padded:
-            first = [cell.strip() for cell in first]
+            first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep, skipinitialspace=True))
         if not first:
             raise DataError(f"{self._files[0]} has no line: remove it, or write it again")
         self._headed = not any(re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) or not cell for cell in first[1:] or first)
@@ -173,6 +175,7 @@ class CsvRows(_TextRows):
                 fits &= to_numpy(pc.or_(column.is_null(), numbers.is_valid()))
                 rows = rows.set_column(index, field.name, numbers)
                 strays.append(f"{field.name} is {stray}")
+        rows = self._dated(rows)
         self.source["schema"] = ddl(rows.schema)
         seen = f", such as those where {', '.join(strays)}" if strays else ""
         self.notes["schema"] = (
@@ -184,6 +187,32 @@ class CsvRows(_TextRows):
             parts.append(self._with_partitions(rows.slice(start, block.num_rows).filter(pa.array(fits[part])), file))
             start += block.num_rows
         return self._as_sample(parts)
+
+    def _dated(self, rows: pa.Table) -> pa.Table:
+        """The rows with dates of texts that are written with the day or the month first: Spark takes one format."""
+        formats = {}
+        for name in rows.column_names:
+            column = rows.column(name).combine_chunks()
+            if pa.types.is_string(column.type) and (written := date_format_of(column)) is not None:
+                formats[name] = written
+        for kind, option in ((pa.date32(), "dateFormat"), (pa.timestamp("us", "UTC"), "timestampFormat")):
+            of_kind = {name: written for name, written in formats.items() if written.type == kind}
+            if len(set(of_kind.values())) != 1 or kind in rows.schema.types:  # others are of ISO 8601
+                continue
+            self._date_formats |= of_kind
+            for name, written in of_kind.items():
+                dates = written.read(rows.column(name).combine_chunks())
+                rows = rows.set_column(rows.column_names.index(name), name, dates)
+                self.source["options"][option] = written.spark
+        return rows
+
+    def hours(self, column: str) -> Mapping[str, int] | None:
+        """Read this column of every file."""
+        written = self._date_formats.get(column)
+        if written is None or self._bytes > _COUNTED:
+            return super().hours(column)
+        texts = (table.column(0).combine_chunks() for table in self.batches([column]))
+        return count_hours(pa.table({column: written.read(dates)}) for dates in texts)
 
     def _parsed(self, data: bytes, begins: bool) -> pa.Table:
         def skip(row: pacsv.InvalidRow) -> str:
@@ -375,6 +404,8 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
 
 
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
+_SIGNS = "[$€£¥,% ]"
+_WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)? ?%?$"
 _COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _NUMBERS = pa.int64(), pa.float64()
@@ -459,18 +490,34 @@ def _but_for_strays(column: pa.Array) -> tuple[pa.Array | None, str]:
 def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     """The table with columns of texts as numbers where all their texts are, but for those that stand for none.
 
+    A column of "$1,234.50" or "12 %" is one, too, if all of it is of one unit.
+
     Returns:
-        it, and the type in SQL of each such column.
+        it, and the SQL that makes the numbers of each such column.
     """
     casts = {}
     for index, field in enumerate(table.schema):
-        if pa.types.is_string(field.type):
-            texts = table.column(index).combine_chunks()
-            is_missing = pc.is_in(texts, pa.array(["", *_NOTHING]))
-            numbers = _as_its_type(pc.if_else(is_missing, None, texts), _NUMBERS)
-            if numbers.type in _NUMBERS:
-                table, casts[field.name] = table.set_column(index, field.name, numbers), _SQL[numbers.type]
+        if not pa.types.is_string(field.type):
+            continue
+        texts, value = table.column(index).combine_chunks(), quoted(field.name)
+        texts = pc.if_else(pc.is_in(texts, pa.array(["", *_NOTHING])), None, texts)
+        numbers = _as_its_type(texts, _NUMBERS)
+        if numbers.type not in _NUMBERS and _have_one_unit(texts.drop_null()):
+            numbers = pc.replace_substring_regex(texts, _SIGNS, "").cast(pa.float64())
+            value = f"regexp_replace({value}, '{_SIGNS}', '')"
+        if numbers.type in _NUMBERS:
+            table = table.set_column(index, field.name, numbers)
+            casts[field.name] = f"try_cast({value} AS {_SQL[numbers.type]})"
     return table, casts
+
+
+def _have_one_unit(texts: pa.Array) -> bool:
+    """Whether all texts are numbers with commas between thousands or one sign of currency or per cent."""
+    if not _any(pc.match_substring_regex(texts, _SIGNS)):
+        return False
+    if not pc.all(pc.match_substring_regex(texts, _WITH_UNIT)).as_py():
+        return False
+    return len(pc.unique(pc.replace_substring_regex(texts, "[^$€£¥%]", ""))) == 1
 
 
 def ddl(schema: pa.Schema) -> str:

@@ -47,7 +47,7 @@ class Draft:
         when: rows happened.
         label: what is predicted.
         plan: split and training.
-        casts: by column of texts that are numbers, their type in SQL.
+        casts: by column of texts that are numbers, the SQL that makes these.
         factory: of the model beside the file, as module:function.
         with_model: whether the file names it.
     """
@@ -103,13 +103,13 @@ def _source(draft: Draft) -> list[str]:
 
 
 def _transform(draft: Draft) -> list[str]:
-    expressions = {name: f"try_cast({quoted(name)} AS {kind})" for name, kind in draft.casts.items()}
+    expressions = dict(draft.casts)
     reasons = (
         [f"numbers that stand as texts: {', '.join(draft.casts)}; missing where one is none"] if draft.casts else []
     )
     if draft.label.cast:
         column = quoted(draft.label.name)
-        value = f"try_cast({column} AS DOUBLE)" if draft.label.name in draft.casts else column
+        value = draft.casts.get(draft.label.name, column)
         expressions[draft.label.name] = draft.label.cast.replace(column, value)
         reasons.append(f"{draft.label.name} is stored as a number with fractions, and classes are whole numbers")
     if not expressions:

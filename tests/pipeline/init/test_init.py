@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -520,6 +520,61 @@ def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
     )
     assert features_of(done)["x"] == Number()
     assert features_of(done)["z"].missing_indicator
+
+
+@pytest.mark.parametrize(
+    ("text", "is_number"),
+    [
+        ("${:,.2f}", True),
+        ("{:,.0f}", True),
+        ("{:.1f} %", True),
+        ("-€{:.0f}", True),
+        ("{:04.0f}", False),
+        ("{:.0f} kg", False),
+    ],
+)
+def test_numbers_with_units_and_commas_are_numbers(tmp_path, text, is_number):
+    rows = [[n, ["Ulm", "Bonn"][n % 2], f'"{text.format(37.5 * n)}"' if n % 7 else "", n % 2] for n in range(500)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "town", "price", "y"], *rows]), now=NOW)
+    sql = done.file.spec.transform.sql if done.file.spec.transform else ""
+    assert ("try_cast(regexp_replace(`price`, '[$€£¥,% ]', '') AS DOUBLE) AS `price`" in sql) == is_number
+    assert isinstance(features_of(done).get("price"), Number) == is_number
+
+
+def test_amounts_in_two_currencies_are_no_numbers(tmp_path):
+    rows = [[n, f"{'$€'[n % 2]}{3 * n}", n % 9, n % 2] for n in range(500)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "price", "x", "y"], *rows]), now=NOW)
+    assert not isinstance(features_of(done).get("price"), Number)
+
+
+@pytest.mark.parametrize(
+    ("strftime", "option", "spark"),
+    [("%m/%d/%Y", "dateFormat", "M/d/yyyy"), ("%d.%m.%Y", "dateFormat", "d.M.yyyy"),
+     ("%d-%m-%Y %H:%M", "timestampFormat", "d-M-yyyy H:mm"),
+     ("%m/%d/%Y %H:%M:%S", "timestampFormat", "M/d/yyyy H:mm:ss")],
+)  # fmt: skip
+def test_dates_with_the_day_or_the_month_first_divide_the_rows(tmp_path, strftime, option, spark):
+    start = datetime(2026, 1, 1, 10, 30, tzinfo=UTC)
+    rows = [[n, (start + timedelta(days=n % 60)).strftime(strftime), n % 7, n % 2] for n in range(600)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "sold", "x", "y"], *rows]), now=NOW)
+    source = done.file.spec.source
+    assert source.options[option] == spark
+    assert ("`sold` DATE" if option == "dateFormat" else "`sold` TIMESTAMP") in source.schema
+    assert source.time == "sold"
+    assert "60 days with rows, 2026-01-01 to 2026-03-01" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+@pytest.mark.parametrize("other", ["{:02d}/{:02d}/2026", "2026-{:02d}-{:02d}"])
+def test_dates_that_nobody_can_tell_or_that_are_written_in_two_ways_stay_texts(tmp_path, other):
+    """Days up to the 12th; and a second column of dates, which Spark would read by the same option."""
+    first = [
+        f"{n % 12 + 1:02d}/{n % 11 + 1:02d}/2026" if "/2026" in other else f"{n % 12 + 1}/{n % 28 + 1}/2026"
+        for n in range(400)
+    ]
+    rows = [[n, first[n], other.format(n % 12 + 1, n % 12 + 1), n % 7, n % 2] for n in range(400)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "a", "b", "x", "y"], *rows]), now=NOW)
+    assert "dateFormat" not in done.file.spec.source.options
+    assert "`a` STRING" in done.file.spec.source.schema
 
 
 def test_lines_of_json_are_read_with_types(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,16 @@ def test_a_file_is_ingested_as_it_is_meant_however_it_is_written(spark, tmp_path
     read = [{name: row[name] for name in expected.column_names} for row in sorted(clean, key=lambda row: row["id"])]
     assert read == expected.to_pylist()
     assert done.rows["quarantined"] == (way == "units")
+
+
+@pytest.mark.parametrize(("strftime", "read"), [("%m/%d/%Y", "date"), ("%-d.%-m.%Y %-H:%M", "time")])
+def test_dates_and_amounts_are_ingested_as_what_they_are(spark, tmp_path, strftime, read):
+    times = [datetime(2026, 1, 1, 9, 5, tzinfo=UTC) + timedelta(days=n % 60, hours=n % 7) for n in range(300)]
+    amounts = [1234.5 + n for n in range(300)]
+    lines = [f'{n},{times[n].strftime(strftime)},"${amounts[n]:,.2f}",{n % 9},{n % 2}' for n in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,sold,price,x,y", *lines]))
+    done = Pipeline.init(tmp_path / "p", str(tmp_path / "t.csv"), "y").run(spark, until="ingest")
+    rows = sorted(Table(done.places["clean"]).rows().to_pylist(), key=lambda row: row["id"])
+    assert [row["price"] for row in rows] == amounts
+    assert [row["sold"] for row in rows] == [time.date() if read == "date" else time for time in times]
+    assert {row["_window"] for row in rows} == {time.date().isoformat() for time in times}
