@@ -219,7 +219,8 @@ class TrainConfig:
         accumulate_steps: batches whose gradients make one optimizer step.
         scale_lr: multiply the learning rate by the world size; logged, and corrected if a run resumes at another size.
         warmup_steps: optimizer steps over which the learning rate climbs linearly from 0 to what the schedule says.
-        monitor: column by which epochs are compared; None means ``val_loss``, or ``loss`` without validation.
+        monitor: column by which epochs are compared; None means ``val_loss``, or ``loss`` without validation. Of epochs
+            that are equal in it the one with the least loss is the best.
         monitor_mode: ``"min"``, ``"max"``, or ``"auto"``: what the metric itself says, else ``"min"``.
         early_stopping_patience: epochs without improvement after which training stops; None never stops early.
         min_delta: a change of ``monitor`` up to this size is no improvement.

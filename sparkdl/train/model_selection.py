@@ -44,7 +44,7 @@ def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates
 
 
 class ModelSelection:
-    """Compares epochs by one column of their rows.
+    """Compares epochs by one column of their rows, equal ones by their loss: few rows have few accuracies.
 
     Args:
         task: whose outputs the rows tell of.
@@ -58,8 +58,8 @@ class ModelSelection:
     Attributes:
         monitor: the column.
         best_value: its best value; None before the first.
-        best_epoch: the epoch of that value.
-        waited: epochs since then.
+        best_epoch: the epoch of that value, and of the least loss with it.
+        waited: epochs since it was first reached.
 
     Raises:
         ConfigError: no epoch will have such a column.
@@ -84,6 +84,7 @@ class ModelSelection:
         self.best_value: float | None = None
         self.best_epoch: int | None = None
         self.waited = 0
+        self._loss, self._best_loss = "val_loss" if self.monitor.startswith("val_") else "loss", math.inf
         self._best_weights: dict[str, torch.Tensor] | None = None
         self._best_row: dict[str, float] = {}
 
@@ -95,11 +96,12 @@ class ModelSelection:
         """
         if self.monitor not in row:
             raise ConfigError(f"monitor={self.monitor!r} is no column of an epoch: choose one of {sorted(row)}")
-        best = self._is_better(row[self.monitor])
-        if not best:
-            self.waited += 1
+        value, loss = row[self.monitor], row.get(self._loss, math.inf)
+        is_better = self._is_better(value)
+        self.waited = 0 if is_better else self.waited + 1
+        if not is_better and not (value == self.best_value and loss < self._best_loss):
             return False
-        self.best_value, self.best_epoch, self.waited = row[self.monitor], epoch, 0
+        self.best_value, self.best_epoch, self._best_loss = value, epoch, loss
         if self._config.restores_best:
             self._best_row = dict(row)
             model = self._strategy.gather_model()
@@ -149,7 +151,7 @@ class ModelSelection:
     def state_dict(self) -> dict[str, Any]:
         """Return what was selected so far; the best weights stand in the best checkpoint."""
         stopping = {"best_value": self.best_value, "best_epoch": self.best_epoch, "waited": self.waited}
-        return {"stopping": stopping, "row": self._best_row}
+        return {"stopping": stopping, "best_loss": self._best_loss, "row": self._best_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what was selected."""
@@ -157,4 +159,5 @@ class ModelSelection:
         self.best_value, self.best_epoch, self.waited = (
             stopping[name] for name in ("best_value", "best_epoch", "waited")
         )
+        self._best_loss = state.get("best_loss", math.inf)  # an earlier version kept none
         self._best_row = dict(state["row"])

@@ -264,6 +264,27 @@ def test_without_early_stopping_the_last_weights_stay_unless_the_best_are_wanted
     assert not state_equal(last.model, best.model)
 
 
+def test_of_epochs_with_one_value_the_one_with_the_least_loss_is_the_best(task, train, source, tmp_path):
+    """All epochs predict the sign of all rows alike, as few rows give few accuracies; waiting ends it all the same."""
+
+    def always_right(outputs, labels):
+        return torch.ones(len(labels))
+
+    parts = {
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.01),
+        "scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 2.5),
+        "metrics": {"right": always_right},
+    }
+    options = {"monitor": "val_right", "monitor_mode": "max", "restore_best": True}
+    whole = train(task(**parts), source(), source(), epochs=8, **options)
+    losses = [row["val_loss"] for row in whole.history.epochs]
+    assert [row["val_right"] for row in whole.history.epochs] == [1.0] * 8
+    assert 0 < whole.best_epoch == min(range(8), key=losses.__getitem__) < 7
+    assert whole.metrics == whole.history.epochs[whole.best_epoch]
+    stopped = train(task(**parts), source(), source(), epochs=8, early_stopping_patience=2, **options)
+    assert (stopped.epochs, stopped.best_epoch) == (3, min(range(3), key=losses.__getitem__))
+
+
 def test_a_callback_may_stop_the_run(task, train, source):
     class Enough(Callback):
         def on_step_end(self, run):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
@@ -497,7 +497,7 @@ def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     """
     casts = {}
     for index, field in enumerate(table.schema):
-        if not pa.types.is_string(field.type):
+        if not pa.types.is_string(field.type) or not stands_in_sql(field.name):
             continue
         texts, value = table.column(index).combine_chunks(), quoted(field.name)
         texts = pc.if_else(pc.is_in(texts, pa.array(["", *_NOTHING])), None, texts)
