@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.pipeline.file.tree import typed
 from sparkdl.pipeline.init.features import Choice
 from sparkdl.pipeline.init.profile import Profile
@@ -127,7 +127,9 @@ def _expect(draft: Draft) -> list[str]:
     if draft.label.sound:
         lines += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
     texts = [
-        choice.column for choice in draft.choices if choice.options and draft.profiles[choice.column].kind == "text"
+        choice.column
+        for choice in draft.choices
+        if choice.options and draft.profiles[choice.column].kind == "text" and stands_in_sql(choice.column)
     ]
     if texts and draft.source["kind"] == "csv" and "encoding" not in draft.source.get("options", {}):
         joined = f"concat_ws(' ', {', '.join(map(quoted, texts))})"
