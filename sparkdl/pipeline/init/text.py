@@ -166,26 +166,26 @@ class CsvRows(_TextRows):
                 f"have {length}: remove what stands above the names of its columns, or correct these"
             )
         self._describe(texts)
-        rows = typed(texts, self.source["options"].get("nullValue"), comma=self._comma)
-        strays, fits = [], np.ones(rows.num_rows, bool)
-        for index, field in enumerate(rows.schema):
-            column = rows.column(index).combine_chunks()
-            numbers, stray = _but_for_strays(column)
-            if numbers is not None:
-                fits &= to_numpy(pc.or_(column.is_null(), numbers.is_valid()))
-                rows = rows.set_column(index, field.name, numbers)
-                strays.append(f"{field.name} is {stray}")
-        rows = self._dated(rows)
+        nothing, fits, strays = self.source["options"].get("nullValue"), np.ones(texts.num_rows, bool), []
+        for name in texts.column_names:
+            column = texts.column(name).combine_chunks()
+            stray, shown = _strays_of(
+                column if nothing is None else pc.if_else(pc.equal(column, nothing), None, column)
+            )
+            if stray is not None:
+                fits &= ~stray
+                strays.append(f"{name} is {shown}")
+        rows = self._dated(typed(texts.filter(pa.array(fits)), nothing, comma=self._comma))
         self.source["schema"] = ddl(rows.schema)
         seen = f", such as those where {', '.join(strays)}" if strays else ""
         self.notes["schema"] = (
             f"so that a column has one type whatever comes; a row that does not fit is put aside{seen}"
         )
-        parts, start = [], 0
+        parts, start, first = [], 0, 0
         for file, block in blocks:
-            part = slice(start, start + block.num_rows)
-            parts.append(self._with_partitions(rows.slice(start, block.num_rows).filter(pa.array(fits[part])), file))
-            start += block.num_rows
+            count = int(fits[first : first + block.num_rows].sum())
+            parts.append(self._with_partitions(rows.slice(start, count), file))
+            start, first = start + count, first + block.num_rows
         return self._as_sample(parts)
 
     def _dated(self, rows: pa.Table) -> pa.Table:
@@ -406,6 +406,7 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _SIGNS = "[$€£¥,% ]"
 _WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)? ?%?$"
+_DATE = r"^(\d{4}-\d\d-\d\d|\d{1,2}[/.-]\d{1,2}[/.-]\d{4})([ T].*)?$"
 _COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _NUMBERS = pa.int64(), pa.float64()
@@ -470,21 +471,21 @@ def _as_its_type(column: pa.Array, kinds: Sequence[pa.DataType] = _TYPES) -> pa.
     return column
 
 
-def _but_for_strays(column: pa.Array) -> tuple[pa.Array | None, str]:
-    """Numbers of a column of texts that are none in one or two rows, as a unit or a total is, and those texts.
+def _strays_of(column: pa.Array) -> tuple[np.ndarray[Any, Any] | None, str]:
+    """Which texts of a column of numbers or dates are none, as a unit or a total is, and they themselves.
 
-    None where they are none in more rows than two and than one in a thousand.
+    None where there are none, or more than two and than one in a thousand.
     """
-    if not pa.types.is_string(column.type):
-        return None, ""
-    number = pc.match_substring_regex(column, _NUMBER)
-    strays = pc.unique(column.filter(pc.invert(number)))
-    rows = pc.sum(pc.invert(number)).as_py() or 0
-    if not rows or rows > max(2, len(column) // 1000) or rows * 100 > (pc.sum(number).as_py() or 0):
-        return None, ""
-    numbers = _as_its_type(pc.if_else(number, column, None), _NUMBERS)
-    shown = ", ".join(f"{text!r:.30}" for text in strays[:3].to_pylist())
-    return (numbers, shown) if numbers.type in _NUMBERS else (None, "")
+    for pattern in (_NUMBER, _DATE):
+        is_stray = pc.invert(pc.match_substring_regex(column, pattern)).fill_null(False)
+        strays = is_stray.true_count
+        if not 0 < strays <= max(2, len(column) // 1000) or strays * 100 > len(column) - column.null_count:
+            continue
+        others = column.filter(pc.invert(is_stray))
+        if not pa.types.is_string(_as_its_type(others).type) or date_format_of(others) is not None:
+            shown = ", ".join(f"{text!r:.30}" for text in pc.unique(column.filter(is_stray))[:3].to_pylist())
+            return to_numpy(is_stray), shown
+    return None, ""
 
 
 def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:

@@ -464,6 +464,7 @@ ROWS = [["id", "town", "age", "y"], *([n, ["Ulm", "Bonn"][n % 2], n % 60, n * 0.
     [
         ([ROWS[0], ["-", "-", "years", "EUR"], *ROWS[1:]], "age is 'years', y is 'EUR'"),
         ([*ROWS, ["Total", "", 59_000, 999_500]], "id is 'Total'"),
+        ([*ROWS, [-1, "", "Total", 9]], "age is 'Total'"),
     ],
 )
 def test_a_line_of_units_or_a_total_makes_no_texts_of_numbers(tmp_path, lines, stray):
@@ -472,6 +473,16 @@ def test_a_line_of_units_or_a_total_makes_no_texts_of_numbers(tmp_path, lines, s
     assert done.file.spec.source.key == ("id",)
     assert f"a row that does not fit is put aside, such as those where {stray}" in (tmp_path / "p/p.yaml").read_text()
     assert done.file.spec.label["y"].type == "regression"
+
+
+@pytest.mark.parametrize("strftime", ["%Y-%m-%d", "%m/%d/%Y"])
+def test_a_total_makes_no_texts_of_dates(tmp_path, strftime):
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [[(start + timedelta(days=n % 60)).strftime(strftime), n % 7, n % 50 / 2] for n in range(600)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["sold", "x", "y"], *rows, ["Total", 9, 9]]), now=NOW)
+    assert done.file.spec.source.schema == "`sold` DATE, `x` BIGINT, `y` DOUBLE"
+    assert done.file.spec.source.time == "sold"
+    assert "such as those where sold is 'Total'" in (tmp_path / "p/p.yaml").read_text()
 
 
 def test_codes_of_which_some_are_no_numbers_stay_codes(tmp_path):
