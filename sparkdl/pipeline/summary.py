@@ -14,7 +14,7 @@ from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
-from sparkdl.pipeline.windows import deleted_text
+from sparkdl.pipeline.windows import NO_TIME, deleted_text
 from sparkdl.storage import size_text
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
@@ -271,8 +271,8 @@ def _seconds(seconds: float) -> str:
 
 def _span(windows: Sequence[str]) -> str:
     """Some windows in a few words: ``3 windows 2026-03-01 to 2026-03-04``."""
-    if not windows:
-        return "no window"
-    if len(windows) == 1:
-        return f"window {windows[0]}"
-    return f"{len(windows)} windows {windows[0]} to {windows[-1]}"
+    dated = [name for name in windows if name != NO_TIME]
+    undated = ["rows without a time"] if len(dated) < len(windows) else []
+    if len(dated) > 1:
+        return " and ".join([f"{len(dated)} windows {dated[0]} to {dated[-1]}", *undated])
+    return " and ".join([*(f"window {name}" for name in dated), *undated]) or "no window"
