@@ -405,7 +405,7 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
 
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _SIGNS = "[$€£¥,% ]"
-_WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)? ?%?$"
+_WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?%?$"
 _DATE = r"^(\d{4}-\d\d-\d\d|\d{1,2}[/.-]\d{1,2}[/.-]\d{4})([ T].*)?$"
 _COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers

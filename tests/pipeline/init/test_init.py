@@ -552,6 +552,13 @@ def test_numbers_with_units_and_commas_are_numbers(tmp_path, text, is_number):
     assert isinstance(features_of(done).get("price"), Number) == is_number
 
 
+def test_decimal_commas_in_a_table_of_texts_are_none_between_thousands(tmp_path):
+    rows = {"x": [f"{n % 9},{n % 1000:03d}" for n in range(500)], "k": [n % 7 for n in range(500)]}
+    pq.write_table(pa.table({**rows, "y": [n % 2 for n in range(500)]}), tmp_path / "t.parquet")
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW)
+    assert done.file.spec.transform is None
+
+
 def test_amounts_in_two_currencies_are_no_numbers(tmp_path):
     rows = [[n, f"{'$€'[n % 2]}{3 * n}", n % 9, n % 2] for n in range(500)]
     done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "price", "x", "y"], *rows]), now=NOW)
