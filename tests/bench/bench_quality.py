@@ -118,7 +118,7 @@ What `train` leaves out follows from the number of training rows once they are c
 | `warmup_steps` | a twentieth of all steps, 200 at most |
 | `decay` | cosine, to 0 at the last step |
 | `early_stopping_patience` | a quarter of the epochs, 4 at least; the best epoch's weights are kept; 0 never stops |
-| `monitor` | val_accuracy of several classes that are judged by accuracy, else val_loss |
+| `monitor` | val_accuracy of several classes that are judged by accuracy, of equal ones the least loss; else val_loss |
 | `num_proc` | 1 below 50,000 rows and 2 million values; else, or with a strategy or `min_num_proc`, all slots |
 
 Of columns and labels `sparkdl init` decides, and writes it into the file with the reason beside it:
