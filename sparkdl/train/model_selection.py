@@ -84,7 +84,8 @@ class ModelSelection:
         self.best_value: float | None = None
         self.best_epoch: int | None = None
         self.waited = 0
-        self._loss, self._best_loss = "val_loss" if self.monitor.startswith("val_") else "loss", math.inf
+        self._loss = "val_loss" if self.monitor.startswith("val_") else "loss"
+        self._best_loss: float | None = None
         self._best_weights: dict[str, torch.Tensor] | None = None
         self._best_row: dict[str, float] = {}
 
@@ -96,12 +97,13 @@ class ModelSelection:
         """
         if self.monitor not in row:
             raise ConfigError(f"monitor={self.monitor!r} is no column of an epoch: choose one of {sorted(row)}")
-        value, loss = row[self.monitor], row.get(self._loss, math.inf)
+        value, loss = row[self.monitor], row.get(self._loss)
         is_better = self._is_better(value)
         self.waited = 0 if is_better else self.waited + 1
-        if not is_better and not (value == self.best_value and loss < self._best_loss):
+        if not is_better and not (value == self.best_value and self._loses_less(loss)):
             return False
-        self.best_value, self.best_epoch, self._best_loss = value, epoch, loss
+        self.best_value, self.best_epoch = value, epoch
+        self._best_loss = loss if loss is not None and math.isfinite(loss) else None
         if self._config.restores_best:
             self._best_row = dict(row)
             model = self._strategy.gather_model()
@@ -114,6 +116,10 @@ class ModelSelection:
         if math.isnan(value) or self.best_value is None:
             return not math.isnan(value)
         return (value - self.best_value if self._maximize else self.best_value - value) > self._config.min_delta
+
+    def _loses_less(self, loss: float | None) -> bool:
+        """Whether ``loss`` is below that of the best epoch."""
+        return loss is not None and self._best_loss is not None and loss < self._best_loss
 
     @property
     def out_of_patience(self) -> bool:
@@ -159,5 +165,5 @@ class ModelSelection:
         self.best_value, self.best_epoch, self.waited = (
             stopping[name] for name in ("best_value", "best_epoch", "waited")
         )
-        self._best_loss = state.get("best_loss", math.inf)  # an earlier version kept none
+        self._best_loss = state.get("best_loss")  # an earlier version kept none
         self._best_row = dict(state["row"])

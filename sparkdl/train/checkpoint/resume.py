@@ -67,6 +67,7 @@ class _Stopping:
 class _ModelSelection:
     stopping: _Stopping
     row: dict[str, Any]
+    best_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
