@@ -316,9 +316,11 @@ def other_column(said: dict[str, Any], path: tuple[str, ...]) -> tuple[dict[str,
         right, wrong = key, f"{key}{key[-1]}"
         said[path[0]] = {wrong if name == key else name: value for name, value in around.items()}
     elif path[0] == "expect":
-        right = around[key].split("`")[1]
+        check = around[key]["check"] if isinstance(around[key], dict) else around[key]
+        right = check.split("`")[1]
         wrong = f"{right}{right[-1]}"
-        around[key] = around[key].replace(f"`{right}`", f"`{wrong}`")
+        misspelt = check.replace(f"`{right}`", f"`{wrong}`")
+        around[key] = around[key] | {"check": misspelt} if isinstance(around[key], dict) else misspelt
     else:
         right = around[key][0] if isinstance(around[key], list) else around[key]
         wrong = f"{right}{right[-1]}"

@@ -46,6 +46,8 @@ _COUNTED = 4 << 30
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
 """Texts that often stand for a value that is not there."""
+_BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")
+"""That files of UTF-16 begin with, if they do not only show by their zero bytes."""
 _ROW = ".row of its file"
 _DIGITS, _PLACES = 18, 4
 """Before the comma of numbers that are read as decimals, and the least behind it: rows not seen may have more."""
@@ -137,8 +139,8 @@ class CsvRows(_TextRows):
         super().__init__(path, files)
         self.source = {"kind": "csv", **self.source}
         head, _ = first_lines(self._files[0])
-        if b"\0" in head:
-            raise DataError(f"{self._files[0]} has zero bytes, as UTF-16 has: save it as CSV in UTF-8")
+        if head[:2] in _BYTE_ORDERS or 4 * head.count(0) > len(head):
+            raise DataError(f"{self._files[0]} is written in UTF-16: save it as CSV in UTF-8")
         self._encoding, _ = _encoding_of([head])
         self._other_lengths: list[int] = []
         self._date_formats: dict[str, DateFormat] = {}

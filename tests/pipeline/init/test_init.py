@@ -444,9 +444,10 @@ def test_a_byte_that_is_no_utf_8_does_not_change_the_encoding_of_the_others(tmp_
     assert "1 character not of UTF-8 read as \ufffd" in (tmp_path / "p" / "p.yaml").read_text()
 
 
-def test_utf_16_is_refused_in_one_sentence(tmp_path):
-    (tmp_path / "t.csv").write_bytes("id,x,y\n1,2,0\n2,3,1\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"t\.csv has zero bytes, as UTF-16 has: save it as CSV in UTF-8"):
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_in_one_sentence(tmp_path, encoding):
+    (tmp_path / "t.csv").write_bytes("id,x,y\n1,2,0\n2,3,1\n".encode(encoding))
+    with pytest.raises(DataError, match=r"t\.csv is written in UTF-16: save it as CSV in UTF-8"):
         init(str(tmp_path / "p"), str(tmp_path / "t.csv"), label="y", now=NOW)
     assert not (tmp_path / "p").exists()
 
