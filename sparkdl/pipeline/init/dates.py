@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 __all__ = ["DateFormat", "date_format_of"]
 
-_DATED = r"^(?P<first>\d{1,2})(?P<sep>[/.-])(?P<second>\d{1,2})(?P<again>[/.-])\d{4}(?P<time> \d{1,2}:\d\d(?::\d\d)?)?$"
+_DATED = r"^(?P<first>\d{1,2})(?P<sep>[/.-])(?P<second>\d{1,2})(?P<sep2>[/.-])\d{4}(?P<time> \d{1,2}:\d\d(?::\d\d)?)?$"
 _TIMES = (("", ""), (" H:mm", " %H:%M"), (" H:mm:ss", " %H:%M:%S"))
 
 
@@ -38,8 +38,8 @@ def date_format_of(column: pa.Array) -> DateFormat | None:
     parts = pc.extract_regex(column.drop_null(), _DATED)
     if not len(parts) or parts.null_count:
         return None
-    first, sep, second, again, time = (parts.field(place) for place in range(5))
-    separators, colons = pc.unique(pa.concat_arrays([sep, again])), pc.unique(pc.count_substring(time, ":"))
+    first, sep, second, sep2, time = (parts.field(place) for place in range(5))
+    separators, colons = pc.unique(pa.concat_arrays([sep, sep2])), pc.unique(pc.count_substring(time, ":"))
     is_day = [pc.max(part.cast(pa.int8())).as_py() > 12 for part in (first, second)]
     if len(separators) > 1 or len(colons) > 1 or is_day[0] == is_day[1]:
         return None

@@ -21,6 +21,7 @@ import pyarrow.csv as pacsv
 
 from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.columns.numpy_arrow import to_numpy
+from sparkdl.columns.types import is_text
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
 from sparkdl.pipeline.init.dates import DateFormat, date_format_of
@@ -179,15 +180,15 @@ class CsvRows(_TextRows):
                 strays.append(f"{name} is {shown}")
         rows = self._dated(typed(texts.filter(pa.array(fits)), nothing, comma=self._comma))
         self.source["schema"] = ddl(rows.schema)
-        seen = f", such as those where {', '.join(strays)}" if strays else ""
+        examples = f", such as those where {', '.join(strays)}" if strays else ""
         self.notes["schema"] = (
-            f"so that a column has one type whatever comes; a row that does not fit is put aside{seen}"
+            f"so that a column has one type whatever comes; a row that does not fit is put aside{examples}"
         )
-        parts, start, first = [], 0, 0
+        parts, start, block_start = [], 0, 0
         for file, block in blocks:
-            count = int(fits[first : first + block.num_rows].sum())
+            count = int(fits[block_start : block_start + block.num_rows].sum())
             parts.append(self._with_partitions(rows.slice(start, count), file))
-            start, first = start + count, first + block.num_rows
+            start, block_start = start + count, block_start + block.num_rows
         return self._as_sample(parts)
 
     def _dated(self, rows: pa.Table) -> pa.Table:
@@ -366,12 +367,12 @@ def _objects(file: str, data: bytes) -> Iterator[dict[str, Any]]:
 
 def _encoding_of(blocks: Sequence[bytes]) -> tuple[str, int]:
     """How texts are written, and how many characters of them are not: most of those beyond ASCII decide."""
-    others = unreadable = 0
+    beyond_ascii = unreadable = 0
     for block in blocks:
         text = block.decode("utf-8", errors="replace")
-        others += len(text) - len(text.encode("ascii", errors="ignore"))
+        beyond_ascii += len(text) - len(text.encode("ascii", errors="ignore"))
         unreadable += text.count("\ufffd")
-    return ("ISO-8859-1", 0) if unreadable > others / 2 else ("utf-8", unreadable)
+    return ("ISO-8859-1", 0) if unreadable > beyond_ascii / 2 else ("utf-8", unreadable)
 
 
 def _separator_of(text: str) -> str:
@@ -483,8 +484,8 @@ def _strays_of(column: pa.Array) -> tuple[np.ndarray[Any, Any] | None, str]:
         strays = is_stray.true_count
         if not 0 < strays <= max(2, len(column) // 1000) or strays * 100 > len(column) - column.null_count:
             continue
-        others = column.filter(pc.invert(is_stray))
-        if not pa.types.is_string(_as_its_type(others).type) or date_format_of(others) is not None:
+        column_without = column.filter(pc.invert(is_stray))
+        if not pa.types.is_string(_as_its_type(column_without).type) or date_format_of(column_without) is not None:
             shown = ", ".join(f"{text!r:.30}" for text in pc.unique(column.filter(is_stray))[:3].to_pylist())
             return to_numpy(is_stray), shown
     return None, ""
@@ -500,9 +501,9 @@ def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     """
     casts = {}
     for index, field in enumerate(table.schema):
-        if not pa.types.is_string(field.type) or not stands_in_sql(field.name):
+        if not is_text(field.type) or not stands_in_sql(field.name):
             continue
-        texts, value = table.column(index).combine_chunks(), quoted(field.name)
+        texts, value = table.column(index).cast(pa.string()).combine_chunks(), quoted(field.name)
         texts = pc.if_else(pc.is_in(texts, pa.array(["", *_NOTHING])), None, texts)
         numbers = _as_its_type(texts, _NUMBERS)
         if numbers.type not in _NUMBERS and _have_one_unit(texts.drop_null()):

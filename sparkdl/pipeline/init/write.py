@@ -134,7 +134,7 @@ def _expect(draft: Draft) -> list[str]:
     if texts and draft.source["kind"] == "csv" and "encoding" not in draft.source.get("options", {}):
         joined = f"concat_ws(' ', {', '.join(map(quoted, texts))})"
         check = {"check": f"NOT contains({joined}, '\ufffd')", "action": "warn"}
-        lines += line("texts are UTF-8", check, "of bytes that are not, Spark makes this", 2)
+        lines += line("texts are UTF-8", check, "Spark puts this in the place of bytes that are not", 2)
     ranges = [profile for profile in draft.profiles.values() if profile.kind == "number" and profile.low is not None][
         :_RANGES
     ]

@@ -512,8 +512,9 @@ def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path
     assert padded.schema == blank.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "large.parquet"])
 def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
+    """Of large strings, too, which Polars writes."""
     rows = [
         {"id": n, "x": f"{7 * n % 50}", "z": f"{n / 8}" if n % 5 else "", "code": f"0{n}", "y": f"{n % 3}.0"}
         for n in range(99)
@@ -522,7 +523,11 @@ def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
     if kind == "jsonl":
         file.write_text("\n".join(map(json.dumps, rows)))
     else:
-        pq.write_table(pa.Table.from_pylist(rows), file)
+        table = pa.Table.from_pylist(rows)
+        kinds = [
+            pa.large_string() if kind == "large.parquet" and pa.types.is_string(t) else t for t in table.schema.types
+        ]
+        pq.write_table(table.cast(pa.schema(zip(table.column_names, kinds, strict=True))), file)
     done = init(str(tmp_path / "p"), str(file), label="y", label_type="multiclass", now=NOW)
     if kind == "jsonl":
         assert done.file.spec.source.schema == "`id` BIGINT, `x` STRING, `z` STRING, `code` STRING, `y` STRING"
