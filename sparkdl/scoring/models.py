@@ -6,6 +6,8 @@ once a process and kept between tasks. No Spark.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import sys
 import threading
@@ -36,8 +38,8 @@ class ModelSource(Protocol):
     """Where a worker gets the model from."""
 
     @property
-    def key(self) -> str:
-        """Equal for equal models, across processes."""
+    def key(self) -> str | None:
+        """Equal for equal models, across processes; None of a model that may change, which nobody is to keep."""
 
     def load(self, device: str) -> nn.Module:
         """The model in evaluation mode on ``device``."""
@@ -109,7 +111,7 @@ class ModuleSource:
 
 @dataclass(frozen=True)
 class HeldModule:
-    """A model of this very process, which scores without being copied.
+    """A model of this very process, which scores where it lies without being copied.
 
     Attributes:
         model: in evaluation mode.
@@ -118,17 +120,23 @@ class HeldModule:
     model: nn.Module
 
     @property
-    def key(self) -> str:
-        """Its identity; whoever keeps it by this key keeps it alive."""
-        return f"held {id(self.model)}"
+    def key(self) -> None:
+        """None: it may be trained further between two calls."""
 
     def load(self, device: str) -> nn.Module:
-        """Return it; it stays where it is."""
-        return self.model
+        """Return it, or a copy on ``device`` where it lies elsewhere: whoever made it finds it where it was."""
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        if all(tensor.device == torch.device(device) for tensor in tensors):
+            return self.model
+        return copy.deepcopy(self.model).to(device)
 
 
 def loaded(source: ModelSource, device: str) -> nn.Module:
     """The model, from this process's memory if an earlier task left it there."""
+    if source.key is None:
+        model = source.load(device)
+        check_batch_norm(model)
+        return model
     where = (source.key, device)
     with _models_lock:
         if where not in _models:

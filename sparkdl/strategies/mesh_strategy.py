@@ -388,7 +388,7 @@ class MeshStrategy(Strategy):
         norm = self.collective.all_reduce(squares, "sum").sqrt() if self.collective.world.size > 1 else squares.sqrt()
         if gradients:
             factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+            torch._foreach_mul_(gradients, factor.to(gradients[0]))  # which lie on the host where they are offloaded
         return norm
 
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:

@@ -163,6 +163,34 @@ def test_a_mesh_of_one_gpu_is_that_gpu():
     torch.testing.assert_close(result["weights"], wanted["weights"], **BOUNDS["fp32"])
 
 
+def on_the_same_gpu(strategy, world):
+    """What a rank trains that shares ``cuda:0`` with all others, over gloo: NCCL wants a GPU a rank."""
+    import torch.distributed as dist
+
+    join = dist.init_process_group
+    dist.init_process_group = lambda backend, **options: join("gloo", **options)
+    try:
+        world = replace(world, device="cuda:0")
+        torch.cuda.set_device(world.device)
+        collective = open_collective(world, backend="torch")
+        result = trained(strategy, strategy, "fp32", collective, world)
+        collective.close()
+        return result
+    finally:
+        dist.init_process_group = join
+
+
+@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+@pytest.mark.parametrize("strategy", ["all_reduce", "zero1", "local_sgd(every=1)"])
+def test_two_ranks_on_one_gpu_train_what_one_trains(ranks, strategy):
+    """How gradients leave a GPU and come back, where there is one alone; gloo sums up CUDA tensors, and no more."""
+    leader, other = ranks.together(functools.partial(on_the_same_gpu, strategy), 2, "torch")
+    assert leader["losses"] == other["losses"]
+    assert leader["placed"]["parameters"] == {"cuda"}
+    if strategy != "local_sgd(every=1)":  # AdamW of each rank's own rows is another optimizer
+        torch.testing.assert_close(leader["weights"], alone("dense", "fp32")["weights"], **BOUNDS["fp32"])
+
+
 def peak(world):
     """Bytes of this GPU at most while 40 MiB of weights are trained, by strategy."""
     world = replace(world, device=f"cuda:{world.local_rank}")

@@ -1,4 +1,4 @@
-"""Rows in memory that no model can take are refused in one sentence, of a type that can be caught."""
+"""Rows in memory that no model can take are refused in one sentence; a module in memory scores as it is by now."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from fractions import Fraction
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from torch import nn
 
 from sparkdl.errors import SchemaError
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.scoring.models import HeldModule
 from sparkdl.scoring.rows import score_rows
 
 SIGNATURE = Signature(
@@ -37,3 +39,22 @@ def test_rows_that_no_model_can_take(rows, message):
 def test_another_column_may_be_there_twice():
     rows = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["a", "b", "b"])
     assert score_rows(nn.Linear(1, 1), rows, signature=SIGNATURE).num_rows == 1
+
+
+def test_a_module_that_was_trained_further_scores_with_its_new_weights():
+    model, rows = nn.Linear(1, 1), pd.DataFrame({"a": [2.0]})
+    for weight in (1.0, 3.0):
+        with torch.no_grad():
+            model.weight.fill_(weight)
+            model.bias.zero_()
+        assert score_rows(model, rows, signature=SIGNATURE)["y"].to_pylist() == [2 * weight]
+
+
+def test_a_module_is_copied_to_another_device_and_stays_where_it_was():
+    model = nn.BatchNorm1d(3)
+    assert HeldModule(model).load("cpu") is model
+    copied = HeldModule(model).load("meta")  # a device that every machine has
+    assert copied.running_mean.is_meta
+    assert copied.weight.is_meta
+    assert model.running_mean.is_cpu
+    assert model.weight.is_cpu
