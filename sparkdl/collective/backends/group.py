@@ -32,7 +32,8 @@ __all__ = ["BROADCAST_BYTES", "GroupCollective", "REDUCE_OPS", "batches_of", "wi
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
-IN_ORDER_ELEMENTS = 4096
+FEW_ELEMENTS = 4096
+"""Up to which a message costs what its rounds take, whatever it holds."""
 MESSAGE_BYTES = 2**30  # backends count the elements of a message in 31 bits
 
 
@@ -178,8 +179,8 @@ class GroupCollective(ABC):
         flat = widened(tensor, op).reshape(-1)
         if weight is not None:
             flat = torch.cat([flat * weight, flat.new_tensor([weight])])
-        if op in ("sum", "mean") and self._adds_in_order(flat):
-            flat = functools.reduce(torch.add, self.gather_equal(flat))
+        if op in ("sum", "mean") and flat.is_floating_point() and 0 < flat.numel() <= FEW_ELEMENTS:
+            flat = self.sum_of_few(flat)
         else:
             self.start_all_reduce(flat, "sum" if op == "mean" else op, "all_reduce").wait()
         if weight is not None:
@@ -188,13 +189,17 @@ class GroupCollective(ABC):
             flat /= self._world.size
         return flat.reshape(tensor.shape).to(reduced_dtype(tensor.dtype, op))
 
-    def _adds_in_order(self, flat: torch.Tensor) -> bool:
-        """Whether to add in the order of the ranks, so that a number's sum does not depend on what travels beside it.
+    def sum_of_few(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the sum of every rank's ``flat``, floats, added up in an order that its length does not change.
 
-        A ring begins each part of a message at another rank, and three numbers have several sums. For few numbers a
-        gather takes no longer.
+        A ring begins each part of a message at another rank, and three numbers have several sums: what a number comes
+        to would depend on what travels beside it. Two have one.
         """
-        return self._world.size > 2 and flat.is_floating_point() and 0 < flat.numel() <= IN_ORDER_ELEMENTS
+        if self._world.size == 2:
+            self.start_all_reduce(flat, "sum", "few").wait()
+            return flat
+        total: torch.Tensor = functools.reduce(torch.add, self.gather_equal(flat))
+        return total
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return all ranks' values in rank order."""

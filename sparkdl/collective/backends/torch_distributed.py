@@ -28,6 +28,7 @@ from sparkdl.world import World
 
 __all__ = ["TorchCollective", "kept_groups", "use_run_store"]
 
+_TAG = 0x5D1  # of no message of a pipeline, which may be under way between the same ranks
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -110,6 +111,26 @@ class TorchCollective(GroupCollective):
         with self.guard("gathering"):
             dist.all_gather(list(parts.unbind()), flat)
         return parts
+
+    def sum_of_few(self, flat: torch.Tensor) -> torch.Tensor:
+        """Add up by recursive doubling: partners at distances 1, 2, 4 and so on exchange the sums that they have.
+
+        It takes a third to a half of gloo's own time and of a gather's (``bench_all_reduce.py``).
+        """
+        rank, size = self._world.rank, self._world.size
+        if not flat.is_cpu or size & (size - 1):
+            return super().sum_of_few(flat)
+        distance = 1
+        with self.guard("adding up"):
+            while distance < size:
+                received, partner = torch.empty_like(flat), rank ^ distance
+                # What says that one can receive would wait behind what is sent on the same connection.
+                pending = [dist.irecv(received, partner, tag=_TAG), dist.isend(flat, partner, tag=_TAG)]
+                for work in pending:
+                    work.wait()  # type: ignore[union-attr]
+                flat = flat + received
+                distance *= 2
+        return flat
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
