@@ -20,7 +20,8 @@ from sparkdl.pipeline.init.profile import Profile, profile_of
 from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time, in_time
 from sparkdl.pipeline.init.split import plan_for
 from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
-from sparkdl.pipeline.init.text import numbers_of_texts, rows_of
+from sparkdl.pipeline.init.text import rows_of
+from sparkdl.pipeline.init.values import numbers_of_texts
 from sparkdl.pipeline.init.write import Draft, pipeline_text
 from sparkdl.pipeline.rows.expect import OWN
 
