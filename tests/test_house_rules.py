@@ -34,7 +34,7 @@ ALLOWED = {
     "batches": {"columns", "shards.manifest"},
     "strategies": {"collective", "nn", "launch.addresses", "launch.store", "launch.wire"},
     "train": {"batches", "collective.base", "documents", "metrics", "nn", "strategies.base"},
-    "models": {"columns", "documents", "features", "tables"},
+    "models": {"columns", "documents", "features", "nn", "tables"},
     "scoring": {"columns", "features", "models", "tables"},
     "interchange": {
         *("columns", "documents", "features", "models", "scoring"),

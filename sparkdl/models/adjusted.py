@@ -1,4 +1,4 @@
-"""A trained network and what is made of its outputs afterwards: quantiles in order, logits over a temperature."""
+"""A trained network and what is made of its outputs afterwards: quantiles in order, logits cooled, amounts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparkdl.errors import BundleError
 from sparkdl.models.folder import Adjustment
+from sparkdl.nn.poisson_loss import amounts_of
 
 __all__ = ["AdjustedModel", "adjusted"]
 
@@ -41,7 +42,7 @@ class AdjustedModel(nn.Module):
 def adjusted(model: nn.Module, adjustments: Sequence[Adjustment]) -> nn.Module:
     """The model with these adjustments in place of any that it has; as it is where they change nothing."""
     plain = model.model if isinstance(model, AdjustedModel) else model
-    if not any(adjustment.ascending or adjustment.temperature != 1.0 for adjustment in adjustments):
+    if not any(one.ascending or one.temperature != 1.0 or one.mean is not None for one in adjustments):
         return plain
     return AdjustedModel(plain, adjustments).train(plain.training)
 
@@ -54,4 +55,6 @@ def _made(output: Tensor, adjustment: Adjustment) -> Tensor:
                 "(rows, levels): publish the model again"
             )
         return torch.sort(output, dim=1).values
+    if adjustment.mean is not None:
+        return amounts_of(output, adjustment.mean, adjustment.ceiling)
     return output if adjustment.temperature == 1.0 else output / adjustment.temperature

@@ -112,11 +112,15 @@ class Adjustment:
         output: its name.
         temperature: that logits are divided by (Guo et al. 2017, section 4.2).
         ascending: whether its numbers are sorted, so that quantiles do not cross (Chernozhukov et al. 2010).
+        mean: of amounts whose logarithm over it the network says, see ``sparkdl.nn.PoissonLoss``; else None.
+        ceiling: that such an amount never exceeds; None sets none.
     """
 
     output: str
     temperature: Annotated[float, msgspec.Meta(gt=0, lt=1e6)] = 1.0
     ascending: bool = False
+    mean: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    ceiling: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

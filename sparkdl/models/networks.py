@@ -95,8 +95,8 @@ class TabularEnsemble(nn.Module):
 
     Each member is trained on its own loss: that of the mean, which the trainer computes, and, as ``auxiliary_loss``,
     what the members' losses exceed it by on average. It depends on no label for squared errors, where it is the
-    variance of the members, and for classes. Of other losses the mean alone is trained. Sample weights weigh the first
-    of both alone.
+    variance of the members, for amounts and for classes. Of other losses the mean alone is trained. Sample weights
+    weigh the first of both alone.
 
     Args:
         features: ``{"inputs": [{"name": ..., "shape": [...], "cardinalities": [...], "knots": [[...], ...]}, ...],
@@ -183,6 +183,8 @@ class TabularEnsemble(nn.Module):
             kind, loss = label.get("type"), label.get("loss")
             if kind == "regression" and loss == "mse":
                 of_label = (members - mean.unsqueeze(1)).square().mean()
+            elif kind == "regression" and loss == "poisson":  # exp(z) - y z: the second term is linear in z
+                of_label = members.exp().mean() - mean.exp().mean()
             elif kind == "binary" and loss == "log_loss":  # softplus(z) - y z: the second term is linear in z
                 of_label = functional.softplus(members).mean() - functional.softplus(mean).mean()
             elif kind == "multiclass" and loss == "log_loss":

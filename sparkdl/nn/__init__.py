@@ -5,6 +5,7 @@ plain ``torch.nn.Module`` in a script, a notebook and where a published model sc
 """
 
 from sparkdl.nn.mixture import MixtureOfExperts
+from sparkdl.nn.poisson_loss import PoissonLoss
 from sparkdl.nn.quantile_loss import QuantileLoss
 
-__all__ = ["MixtureOfExperts", "QuantileLoss"]
+__all__ = ["MixtureOfExperts", "PoissonLoss", "QuantileLoss"]

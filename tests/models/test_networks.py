@@ -15,6 +15,7 @@ from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.folder import content_hash_of
 from sparkdl.models.importing import build, resolve
 from sparkdl.models.networks import TabularEnsemble, TabularNet
+from sparkdl.nn import PoissonLoss
 
 FEATURES = {
     "inputs": [
@@ -91,6 +92,7 @@ def test_the_members_of_an_ensemble_are_trained_each_on_its_own_loss():
         {**FEATURES["labels"][0], "weight": 2.0},
         {"name": "late", "type": "binary", "outputs": 1, "mean": 0.0, "deviation": 1.0, "loss": "log_loss"},
         FEATURES["labels"][1],
+        {"name": "paid", "type": "regression", "outputs": 1, "mean": 0.0, "deviation": 1.0, "loss": "poisson"},
     ]
     torch.manual_seed(0)
     net = TabularEnsemble({**FEATURES, "labels": labels}, dropout=0.0)
@@ -98,9 +100,12 @@ def test_the_members_of_an_ensemble_are_trained_each_on_its_own_loss():
     net.layers.register_forward_hook(lambda _, __, hidden: answers.append(hidden))
     fares, late, kinds = torch.randn(7, 1) + 12, torch.randint(0, 2, (7, 1)).float(), torch.randint(0, 4, (7,))
 
-    def loss(fare, is_late, kind):
+    paid = torch.rand(7, 1) * 50
+
+    def loss(fare, is_late, kind, amount):
+        of_amount = PoissonLoss(mean=20.0)(amount, paid)
         of_late = torch.nn.functional.binary_cross_entropy_with_logits(is_late, late)
-        return 2 * (fare - fares).square().mean() + of_late + torch.nn.functional.cross_entropy(kind, kinds)
+        return 2 * (fare - fares).square().mean() + of_late + torch.nn.functional.cross_entropy(kind, kinds) + of_amount
 
     of_mean = loss(*net(rows(7)))
     leaving = torch.einsum("rmw,mwo->mro", answers[0], net.leave) + net.leave_bias.unsqueeze(1)

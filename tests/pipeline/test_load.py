@@ -487,8 +487,8 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_its_order():
         "pipeline.yaml:3: features.a.type='nummer' is not known: write number",
         "pipeline.yaml:4: features.b.clip=[3.0, 1.0] has no room between its limits: give the lower one first",
         "pipeline.yaml:5: features.c.min_count=0 is below 1: give at least 1",
-        "pipeline.yaml:6: label.d.loss='log_loss' is no loss of type 'regression': choose mse or mae or huber, or "
-        "module:function",
+        "pipeline.yaml:6: label.d.loss='log_loss' is no loss of type 'regression': choose mse or mae or huber or "
+        "poisson, or module:function",
         "pipeline.yaml:7: train.epochs=0 is below 1: give at least 1",
         "pipeline.yaml:7: train.batch_size=-1 is below 1: give at least 1",
         "pipeline.yaml:8: search.trials is missing: say how many settings random draws",

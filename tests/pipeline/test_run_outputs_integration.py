@@ -1,4 +1,4 @@
-"""Quantiles and calibrated probabilities by one word each: the same numbers in report, table and loaded model."""
+"""Quantiles, amounts and calibrated probabilities by a word each: the same numbers in report, table, loaded model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import sparkdl
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import execute
@@ -31,6 +32,8 @@ def trips(tmp_path_factory):
     frame = pd.DataFrame({"trip": range(ROWS), "busy": busy, "noise": random.normal(size=ROWS)})
     frame["tags"] = [["rain"] * (n % 3) + ["snow"] * (n % 2) for n in range(ROWS)]
     frame["delay"] = 5 + 20 * busy * random.gamma(2, 1, ROWS)
+    frame["cost"] = np.exp(3 * busy + random.normal(size=ROWS) / 4 + np.arange(ROWS) % 2).round(2)
+    frame.loc[::500, "cost"] = -1.0  # a few refunds
     frame["late"] = np.where(random.random(ROWS) < 0.2 + 0.3 * busy, "yes", "no")
     folder = tmp_path_factory.mktemp("trips")
     frame.to_parquet(folder / "rows.parquet")
@@ -89,6 +92,41 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     assert decision.challenger.values["pinball"] == pytest.approx(intervals.pinball)
     assert decision.baseline.guesses["pinball"].startswith("always the quantiles ")
     assert decision.beats_baseline
+
+
+def test_amounts_are_learnt_by_their_logarithm_and_predicted_as_they_are(spark, trips, tmp_path):
+    label = "{cost: {type: regression, loss: poisson}}"
+    search = "search={method: grid, space: {train.learning_rate: [0.01, 0.0001]}}"
+    file = pipeline(trips, tmp_path / "p", label, search)
+    done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
+    assert done.outcome == "promoted", done.message
+    assert done.evaluated.decision.beats_baseline
+    rmse = done.evaluated.decision.challenger.values["rmse"]
+    best, worst = sorted(trial.value for trial in done.trained.trials)
+    assert best == pytest.approx(rmse, rel=0.5)  # of amounts, not of their logarithms
+    assert worst > 1.2 * best
+
+    table = Table(done.places["predictions"]).rows().to_pandas()
+    assert table.prediction.between(0, 2 * trips[1].cost.max()).all()
+    loaded = sparkdl.load_model("trips@champion", ModelRegistry(f"{tmp_path}/p/trips/registry"))
+    rows = trips[1].iloc[table.trip]
+    np.testing.assert_allclose(loaded.predict(rows).prediction, table.prediction, rtol=1e-4)
+    assert table.prediction.mean() == pytest.approx(rows.cost.mean(), rel=0.2)  # their mean, not their median
+
+    other = pipeline(trips, tmp_path / "p", "{cost: regression}", "train.start=champion", "train.epochs=2")
+    with pytest.raises(ConfigError, match=r"was trained with other features or labels .*label cost"):
+        execute(Run(Project(other), RunRequest(now=NOW)), spark)
+
+
+def test_amounts_below_0_on_average_are_refused(spark, trips, tmp_path):
+    file = pipeline(
+        trips,
+        tmp_path / "p",
+        "{debt: {type: regression, loss: poisson}}",
+        "transform.sql=SELECT *, -busy AS debt FROM source",
+    )
+    with pytest.raises(DataError, match=r"label 'debt' is -0\.\d+ on average .*: leave the loss out"):
+        execute(Run(Project(file), RunRequest(now=NOW)), spark)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
-from sparkdl.pipeline.init.profile import Profile, count_of
+from sparkdl.pipeline.init.profile import SKEWED, Profile, count_of
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
 
@@ -34,7 +34,6 @@ _AMOUNT = re.compile(
 )
 """What is counted or measured, by its name."""
 _VOCABULARY = 10_000
-_SKEWED = 2.0
 _OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
 """How a text begins that is a date, but not as ISO 8601 has it: day and month may change places."""
 _LONG = 3
@@ -164,14 +163,14 @@ def _number(profile: Profile) -> tuple[dict[str, Any], str]:
         return {}, f"counts the rows, {profile.span}"
     options: dict[str, Any] = {"type": "number"}
     why = [profile.span]
-    if abs(profile.skew) > _SKEWED and abs(profile.log_skew) < abs(profile.skew) / 2:
+    if abs(profile.skew) > SKEWED and abs(profile.log_skew) < abs(profile.skew) / 2:
         options["log"] = True
         why.append(f"skewed ({profile.skew:.1f}): log")
-    elif abs(profile.skew) > 10 * _SKEWED:
+    elif abs(profile.skew) > 10 * SKEWED:
         options["clip"] = "quantiles"
         why.append(f"a few values far out (skew {profile.skew:.0f}): clipped at 1 % and 99 %")
     if profile.missing:
-        options["fill"] = "median" if abs(profile.skew) > _SKEWED else "mean"
+        options["fill"] = "median" if abs(profile.skew) > SKEWED else "mean"
         if profile.missing > 0.01 * profile.rows:
             options["missing_indicator"] = True
     return options, ", ".join(why)

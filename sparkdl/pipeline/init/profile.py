@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 
-__all__ = ["Kind", "Profile", "count_of", "profile_of", "share_of"]
+__all__ = ["SKEWED", "Kind", "Profile", "count_of", "profile_of", "share_of"]
 
 Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
+SKEWED = 2.0
+"""Skew from which on numbers are said to be skewed."""
 _TOP = 1000
 
 

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 LOSSES = {
-    "regression": ("mse", "mae", "huber"),
+    "regression": ("mse", "mae", "huber", "poisson"),
     "quantiles": ("pinball",),
     "binary": ("log_loss",),
     "multiclass": ("log_loss",),
@@ -106,8 +106,10 @@ class Label(Section, frozen=True, kw_only=True):
         ]
         | None,
         Meta(
-            description="mse (default), mae or huber of a regression, pinball of quantiles, log_loss of classes, or "
-            "module:function, a function of yours of (output, label).",
+            description="mse (default), mae, huber or poisson of a regression, pinball of quantiles, log_loss of "
+            "classes, or module:function, a function of yours of (output, label). poisson is of amounts from 0 on, "
+            "whose causes multiply: the network says their logarithm, and no prediction is more than twice the "
+            "greatest amount that it learned from.",
         ),
     ] = None
     weight: Annotated[

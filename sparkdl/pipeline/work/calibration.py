@@ -1,4 +1,4 @@
-"""What a trained model's outputs become: quantiles in order, probabilities calibrated by the validation rows.
+"""What a trained model's outputs become: quantiles in order, amounts, probabilities that validation rows calibrate.
 
 The temperature is the one number by which all logits are divided (Guo et al. 2017, "On Calibration of Modern Neural
 Networks", section 4.2): it moves no row past another of two classes, and no class past another.
@@ -46,10 +46,16 @@ def adjustments_of(model: TorchModel, spec: PipelineSpec, labels: Labels, valida
     """
     calibrated = [label for label in labels if calibrates(spec, label.name)]
     temperatures = _temperatures(model, spec, labels, calibrated, validate) if calibrated else {}
-    if not calibrated and not any(label.levels for label in labels):
+    if not calibrated and not any(label.levels or label.ceiling for label in labels):
         return ()
     return tuple(
-        Adjustment(output=label.name, temperature=temperatures.get(label.name, 1.0), ascending=bool(label.levels))
+        Adjustment(
+            output=label.name,
+            temperature=temperatures.get(label.name, 1.0),
+            ascending=bool(label.levels),
+            mean=None if label.ceiling is None else label.mean,
+            ceiling=label.ceiling,
+        )
         for label in labels
     )
 

@@ -36,6 +36,8 @@ __all__ = [
 
 _MOST_CLASSES = 10_000
 _MOST_NUMBERS = 25_000_000
+_REACH = 2.0
+"""Of the greatest amount of the training rows, above which none is predicted: an exponential knows no end."""
 """Numbers of 8 bytes that the driver holds at once to measure predictions."""
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
 
@@ -55,6 +57,7 @@ class FittedLabel:
         levels: of quantiles, which are a regression with an output a level.
         mean: of a regression's training rows; of a binary label the share of positives; 0 otherwise.
         deviation: of a regression's training rows, 1 for other types.
+        ceiling: of amounts (``loss: poisson``), which no prediction exceeds; None of other labels.
     """
 
     name: str
@@ -63,6 +66,7 @@ class FittedLabel:
     mean: float = 0.0
     deviation: float = 1.0
     levels: tuple[float, ...] = ()
+    ceiling: float | None = None
 
     @property
     def outputs(self) -> int:
@@ -124,8 +128,8 @@ def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
 
 def same_label(fitted: FittedLabel, label: Label) -> bool:
     """Whether a label that a model was trained with means what the file says of it."""
-    kind = "regression" if label.type == "quantiles" else label.type
-    if (fitted.type, fitted.levels) != (kind, label.quantiles) or (
+    kind, of_amounts = "regression" if label.type == "quantiles" else label.type, label.loss == "poisson"
+    if (fitted.type, fitted.levels, fitted.ceiling is not None) != (kind, label.quantiles, of_amounts) or (
         label.classes and fitted.classes != tuple(map(_as_spark, label.classes))
     ):
         return False
@@ -259,8 +263,9 @@ def _fit_number(rows: DataFrame, name: str, label: Label) -> FittedLabel | None:
 
     column = F.col(quoted(name)).cast("double")
     summary = rows.agg(
-        F.count("*").alias("rows"), F.avg(column).alias("mean"), F.stddev_pop(column).alias("deviation")
-    ).first()
+        F.count("*").alias("rows"), F.avg(column).alias("mean"), F.stddev_pop(column).alias("deviation"),
+        F.max(column).alias("greatest"),
+    ).first()  # fmt: skip
     assert summary is not None
     if not summary["rows"]:
         return None
@@ -273,8 +278,17 @@ def _fit_number(rows: DataFrame, name: str, label: Label) -> FittedLabel | None:
         raise DataError(
             f"label {name!r} is {summary['mean']:g} in all {summary['rows']} training rows: there is nothing to learn"
         )
-    mean, deviation = summary["mean"], summary["deviation"]
-    return FittedLabel(name=name, type="regression", mean=mean, deviation=deviation, levels=label.quantiles)
+    mean, deviation, ceiling = summary["mean"], summary["deviation"], None
+    if label.loss == "poisson":
+        if mean <= 0:
+            raise DataError(
+                f"label {name!r} is {mean:g} on average in the training rows, and loss=poisson is of amounts from 0 "
+                "on: leave the loss out"
+            )
+        ceiling = _REACH * summary["greatest"]
+    return FittedLabel(
+        name=name, type="regression", mean=mean, deviation=deviation, levels=label.quantiles, ceiling=ceiling
+    )
 
 
 def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel | None:

@@ -54,8 +54,8 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
             "type": label.type,
             "outputs": label.outputs,
             "classes": list(label.classes),
-            "mean": label.mean if label.type == "regression" else 0.0,
-            "deviation": label.deviation,
+            "mean": label.mean if label.type == "regression" and label.ceiling is None else 0.0,
+            "deviation": label.deviation if label.ceiling is None else 1.0,  # of amounts the logarithm is asked for
             **({"levels": list(label.levels)} if label.levels else {}),
             "loss": sections[label.name].loss or _loss_of(label),
             "weight": 1.0 if sections[label.name].weight is None else sections[label.name].weight,

@@ -27,14 +27,14 @@ from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import load_bundle, read_bundle
 from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
-from sparkdl.nn import QuantileLoss
+from sparkdl.nn import PoissonLoss, QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, smoothing_of, with_recipe
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.trials import metrics_of_trials
 from sparkdl.pipeline.work.calibration import adjustments_of
-from sparkdl.pipeline.work.labels import Labels
+from sparkdl.pipeline.work.labels import FittedLabel, Labels
 from sparkdl.pipeline.work.network import described, factory_of, make_network
 from sparkdl.pipeline.work.optimizer import Schedule, make_optimizer
 from sparkdl.pipeline.work.prepare import Prepared
@@ -127,7 +127,7 @@ def train(
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
-        loss=[_loss(spec, label.name) for label in labels],
+        loss=[_loss(spec, label) for label in labels],
         feature_cols=[feature.name for feature in features.inputs],
         label_cols=list(labels.names),
         store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
@@ -265,12 +265,14 @@ def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return functools.partial(make_optimizer, name=settings.optimizer, arguments=arguments)
 
 
-def _loss(spec: PipelineSpec, name: str) -> Any:
-    label = spec.label[name]
+def _loss(spec: PipelineSpec, fitted: FittedLabel) -> Any:
+    name, label = fitted.name, spec.label[fitted.name]
     if label.loss and ":" in label.loss:
         return imported(label.loss, f"label.{name}.loss")
     if label.type == "quantiles":
         return QuantileLoss(label.quantiles)
+    if label.loss == "poisson":
+        return PoissonLoss(fitted.mean, fitted.ceiling)
     if label.type == "regression":
         return _LOSSES[label.loss or "mse"]()
     if label.type == "binary":

@@ -26,6 +26,7 @@ from sparkdl.metrics.names import (
 from sparkdl.metrics.ranking import auc, average_precision
 from sparkdl.metrics.rows import Floats, Rows, Task
 from sparkdl.metrics.sums import Answers, Sums, sums_of, sums_of_answers, values_of
+from sparkdl.nn.poisson_loss import PoissonLoss, amounts_of
 from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
 from sparkdl.train.objective.loss import loss_option
 
@@ -46,12 +47,16 @@ class NamedMetric:
         meaning: of the output.
         activation: what makes values or probabilities of the output.
         ignored: label of rows that do not count, as the loss ignores them; None counts every row.
+        mean: that exponentials are multiplied by.
+        ceiling: that no value exceeds then; None sets none.
     """
 
     name: str
     meaning: Meaning
     activation: Activation
     ignored: int | None = None
+    mean: float = 1.0
+    ceiling: float | None = None
 
     @property
     def higher_is_better(self) -> bool:
@@ -81,6 +86,8 @@ def named_metric(name: str, label: str, loss: Any) -> NamedMetric:
             f"{', '.join(fits)}, or give a torchmetrics object"
         )
     activation: Activation = "none"
+    if isinstance(loss, PoissonLoss):
+        return NamedMetric(name, meaning, "exp", mean=loss.mean, ceiling=loss.ceiling)
     if meaning in ("logit", "classes"):
         activation = "sigmoid" if meaning == "logit" else "softmax"
     elif called in ("PoissonNLLLoss", "poisson_nll_loss") and loss_option(loss, "log_input", True):
@@ -152,7 +159,8 @@ class MetricRule:
                 f"metric {self.named.name!r} compares as many numbers, and the output has {tuple(output.shape)}, "
                 f"the label {tuple(label.shape)}: make their shapes fit"
             )
-        output = output.exp() if self.named.activation == "exp" else output
+        if self.named.activation == "exp":
+            output = amounts_of(output, self.named.mean, self.named.ceiling)
         return torch.cat([label.reshape(-1, self.width), output.reshape(-1, self.width)], dim=1)
 
     def _answers(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
