@@ -24,7 +24,7 @@ from sparkdl.pipeline.spec.training import RULES
 
 __all__ = ["Draft", "pipeline_text"]
 
-_RANGES = 5
+_RANGES, _READ = 5, 20
 _PLAIN = re.compile(r"[^\W\d_](?:[\w ()%/+-]*[\w)%])?", re.ASCII)
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 _WIDTH = 160
@@ -126,6 +126,10 @@ def _expect(draft: Draft) -> list[str]:
         lines += line("key is there", present, indent=2)
     if draft.label.sound:
         lines += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
+    whole = [name for name in draft.casts if not draft.profiles[name].missing][:_READ]
+    if whole:
+        there = {"check": " AND ".join(f"{quoted(name)} IS NOT NULL" for name in whole), "action": "warn"}
+        lines += line("numbers can be read", there, "a text that is none is missing, and so far none was", 2)
     texts = [
         choice.column
         for choice in draft.choices
