@@ -71,6 +71,30 @@ def test_every_operation_agrees(run_collective, backend, size):
         assert seen["weighted"] == pytest.approx(sum(other * (other + 1) for other in everyone) / weights)
 
 
+def few_numbers(collective):
+    """Sums of 1 and of 4,096 numbers that no order adds up exactly, while a long message is under way."""
+    generator = torch.Generator().manual_seed(collective.world.rank)
+    mine = torch.randn(4096, generator=generator) * 10 ** torch.randint(-6, 6, (4096,), generator=generator)
+    long = torch.ones(1 << 20)
+    under_way = collective.start_all_reduce(long, "sum", "long")
+    together = collective.all_reduce(mine)
+    alone = [collective.all_reduce(mine[place : place + 1]).item() for place in range(0, 4096, 500)]
+    under_way.wait()
+    return mine.double(), together, alone, long[:3].tolist()
+
+
+@pytest.mark.parametrize(("backend", "size"), [("torch", 2), ("torch", 3), ("torch", 4), ("horovod", 3)])
+def test_a_sum_of_few_is_the_same_on_all_ranks_whatever_travels_beside(run_collective, backend, size):
+    results = run_collective(few_numbers, size, backend)
+    exact = sum(mine for mine, *_ in results)
+    spread = sum(mine.abs() for mine, *_ in results)
+    for _, together, alone, long in results:
+        assert torch.equal(together, results[0][1])
+        assert ((together.double() - exact).abs() <= 1e-6 * spread).all()
+        assert alone == together[::500].tolist()
+        assert long == [float(size)] * 3
+
+
 def gradients(collective, *, empty_rank):
     """A parameter all ranks use, one that rank 0 alone uses, one that nobody uses."""
     torch.manual_seed(collective.world.rank)
