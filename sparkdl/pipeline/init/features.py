@@ -33,7 +33,7 @@ _AMOUNT = re.compile(
     re.I,
 )
 """What is counted or measured, by its name."""
-_VOCABULARY = 10_000
+_VOCABULARY, _TRAIN_SHARE = 10_000, 0.7
 _OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
 """How a text begins that is a date, but not as ISO 8601 has it: day and month may change places."""
 _LONG = 3
@@ -185,6 +185,8 @@ def _category(profile: Profile, why: str) -> tuple[dict[str, Any], str]:
         buckets = 1 << min(20, max(14, int(profile.distinct - 1).bit_length()))
         return {"type": "category", "buckets": buckets}, f"{why} in these rows alone: hashed"
     least = 2 if profile.rows < 10_000 else 5 if profile.rows < 50_000 else 10
+    if least > 2 and profile.top[0][1] * _TRAIN_SHARE < least:  # nothing would be left to fit
+        return {}, f"{why}: none is in {least} of the training rows or more"
     rare = sum(rows < least for _, rows in profile.top)
     options: dict[str, Any] = {"type": "category"} | ({"min_count": least} if least != 2 else {})
     return options, why + (f", {rare:,} of them in fewer than {least} rows: unknown" if rare else "")

@@ -541,6 +541,18 @@ def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
     assert (expected.check, expected.action) == ("`x` IS NOT NULL AND `y` IS NOT NULL", "warn")
 
 
+@pytest.mark.parametrize(("times", "is_feature"), [(3, False), (12, True)])
+def test_an_id_of_which_no_value_is_in_enough_rows_is_left_out(tmp_path, times, is_feature):
+    """Of 12,000 rows values in 5 of the training rows count: with fewer there would be nothing to fit."""
+    rows = {"child_id": [n // times for n in range(12_000)], "x": [n % 7 / 3 for n in range(12_000)]}
+    pq.write_table(pa.table({**rows, "y": [n * n % 5 % 2 for n in range(12_000)]}), tmp_path / "t.parquet")
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW)
+    assert ("child_id" in features_of(done)) == is_feature
+    assert (
+        "an id by its name: none is in 5 of the training rows or more" in (tmp_path / "p/p.yaml").read_text()
+    ) != is_feature
+
+
 @pytest.mark.parametrize(
     ("text", "is_number"),
     [
