@@ -42,7 +42,7 @@ class AdjustedModel(nn.Module):
 def adjusted(model: nn.Module, adjustments: Sequence[Adjustment]) -> nn.Module:
     """The model with these adjustments in place of any that it has; as it is where they change nothing."""
     plain = model.model if isinstance(model, AdjustedModel) else model
-    if not any(one.ascending or one.temperature != 1.0 or one.mean is not None for one in adjustments):
+    if all(adjustment == Adjustment(output=adjustment.output) for adjustment in adjustments):
         return plain
     return AdjustedModel(plain, adjustments).train(plain.training)
 

@@ -40,7 +40,7 @@ class PoissonLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 < mean < math.inf:
-            raise ConfigError(f"mean={mean} is not above 0: amounts are, but for a few; take another loss")
+            raise ConfigError(f"mean={mean} is not above 0, as amounts are on average: take another loss")
         if reduction not in ("mean", "none"):
             raise ConfigError(f"reduction={reduction!r} is unknown: choose 'mean' or 'none'")
         self.mean, self.ceiling, self.reduction = mean, ceiling, reduction
@@ -52,11 +52,12 @@ class PoissonLoss(nn.Module):
                 f"the output has the shape {tuple(output.shape)} for labels of {tuple(label.shape)}: make the model "
                 "return one number a row"
             )
-        logarithm = output.reshape(-1).float().clamp(-_REACH, _REACH)
-        wanted = label.reshape(-1).float() / self.mean
-        least = torch.xlogy(wanted.clamp_min(0), wanted.clamp_min(0)) - wanted  # the loss of the right answer
-        value = logarithm.exp() - wanted * logarithm + least
-        return value if self.reduction == "none" else value.mean()
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        logarithms = output.reshape(-1).to(dtype).clamp(-_REACH, _REACH)
+        ratios = label.reshape(-1).to(dtype) / self.mean
+        losses_of_right_answers = ratios - torch.xlogy(ratios.clamp_min(0), ratios.clamp_min(0))
+        losses = logarithms.exp() - ratios * logarithms - losses_of_right_answers
+        return losses if self.reduction == "none" else losses.mean()
 
     def amounts(self, output: Tensor) -> Tensor:
         """What outputs stand for."""

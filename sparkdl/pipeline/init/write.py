@@ -126,10 +126,15 @@ def _expect(draft: Draft) -> list[str]:
         lines += line("key is there", present, indent=2)
     if draft.label.sound:
         lines += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
-    whole = [name for name in draft.casts if not draft.profiles[name].missing][:_READ]
-    if whole:
-        there = {"check": " AND ".join(f"{quoted(name)} IS NOT NULL" for name in whole), "action": "warn"}
-        lines += line("numbers can be read", there, "a text that is none is missing, and so far none was", 2)
+    columns_without_gaps = [name for name in draft.casts if not draft.profiles[name].missing][:_READ]
+    if columns_without_gaps:
+        condition = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in columns_without_gaps)
+        lines += line(
+            "numbers can be read",
+            {"check": condition, "action": "warn"},
+            "a text that is none is missing, and so far none was",
+            2,
+        )
     texts = [
         choice.column
         for choice in draft.choices
