@@ -163,7 +163,7 @@ def _number(profile: Profile) -> tuple[dict[str, Any], str]:
         return {}, f"counts the rows, {profile.span}"
     options: dict[str, Any] = {"type": "number"}
     why = [profile.span]
-    if abs(profile.skew) > SKEWED and abs(profile.log_skew) < abs(profile.skew) / 2:
+    if profile.is_of_products:
         options["log"] = True
         why.append(f"skewed ({profile.skew:.1f}): log")
     elif abs(profile.skew) > 10 * SKEWED:

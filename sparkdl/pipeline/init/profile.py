@@ -63,6 +63,11 @@ class Profile:
         return self.rows - self.missing
 
     @property
+    def is_of_products(self) -> bool:
+        """Whether the numbers are skewed, and their logarithms less than half as much."""
+        return abs(self.skew) > SKEWED and abs(self.log_skew) < abs(self.skew) / 2
+
+    @property
     def gap(self) -> str:
         """How much is missing, in words; empty if nothing is."""
         return f"{share_of(self.missing, self.rows)} missing" if self.missing else ""

@@ -15,7 +15,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.init.count import count_hours
-from sparkdl.pipeline.init.profile import SKEWED, Profile, count_of, share_of
+from sparkdl.pipeline.init.profile import Profile, count_of, share_of
 from sparkdl.pipeline.init.table import Rows
 from sparkdl.pipeline.spec import prediction_columns
 
@@ -305,7 +305,7 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
     hint = "; write multiclass if they are classes" if profile.whole and profile.distinct <= MAX_CLASSES else ""
     why, options = f"{evidence}, {profile.span}{hint}", {"type": "regression"}
-    if profile.low >= 0 and profile.skew > SKEWED and abs(profile.log_skew) < profile.skew / 2:
+    if profile.low >= 0 and profile.skew > 0 and profile.is_of_products:
         why += f", skewed ({profile.skew:.1f}): their logarithm is learnt, as of amounts whose causes multiply"
         options["loss"] = "poisson"
     return Label(

@@ -129,12 +129,8 @@ def _expect(draft: Draft) -> list[str]:
     columns_without_gaps = [name for name in draft.casts if not draft.profiles[name].missing][:_READ]
     if columns_without_gaps:
         condition = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in columns_without_gaps)
-        lines += line(
-            "numbers can be read",
-            {"check": condition, "action": "warn"},
-            "a text that is none is missing, and so far none was",
-            2,
-        )
+        check = {"check": condition, "action": "warn"}
+        lines += line("numbers can be read", check, "a text that is none is missing, and so far none was", 2)
     texts = [
         choice.column
         for choice in draft.choices
