@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import lightgbm
 import numpy as np
 import pandas as pd
@@ -127,3 +129,28 @@ def test_the_clock_ends_a_training_with_the_trees_that_there_are(features):
     found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output", seconds=0.0)
     assert (found.rounds, found.out_of_time) == (1, True)
     assert "stopped by the clock" in found.conditions()
+
+
+def test_threads_that_hinder_each_other_are_not_used():
+    assert boosting.faster_threads(4, lambda threads: time.sleep(0.05 * (threads - 1))) == 1
+    assert boosting.faster_threads(4, lambda threads: time.sleep(0.2 / threads)) == 4
+    assert boosting.faster_threads(0, lambda threads: pytest.fail("nothing is to be chosen")) == 1
+
+
+def test_trees_are_the_same_with_one_thread_and_with_several(features, monkeypatch):
+    """Rounds with other threads come before, on the same rows."""
+    tables = [_with_labels(3000, seed, [1.0, 3.0]) for seed in range(3)]
+    monkeypatch.setattr(boosting, "VALUES_OF_A_THREAD", 1)
+    monkeypatch.setattr(boosting.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    found = []
+    for chosen in (1, 3):
+
+        def train_both(most, train, chosen=chosen):
+            train(most)
+            train(1)
+            return chosen
+
+        monkeypatch.setattr(boosting, "faster_threads", train_both)
+        found.append(boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output"))
+    assert found[0].rounds > boosting.ROUNDS_TO_COMPARE
+    assert (found[0].rounds, found[0].trees) == (found[1].rounds, found[1].trees)
