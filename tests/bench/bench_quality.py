@@ -128,6 +128,7 @@ Of columns and labels `sparkdl init` decides, and writes it into the file with t
 | a number is missing | the mean, of skewed numbers the median; where more than 1 % lack it, a flag beside it |
 | numbers are skewed, above 2 | their logarithm, where it halves that; else, above 20, clipped at 1 % and 99 % |
 | categories are rare | those in fewer than 10 rows are one: unknown; 5 below 50,000 rows, 2 below 10,000 |
+| a category is in no training row | it counts as a rare one; where none was rare, of more than 7, as zeros |
 | a label is skewed, above 2, and never below 0 | `loss: poisson`, where its logarithm halves that: see below |
 | other numbers are the label | squared errors, by its mean and deviation; `loss: huber`, `loss: mae` change that |
 | there are several classes | `smoothing: 0.1` of labels and `calibrate: temperature`, where accuracy judges |

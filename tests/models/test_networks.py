@@ -125,6 +125,27 @@ def test_of_other_losses_the_mean_of_the_members_is_trained():
     assert net.auxiliary_loss is None
 
 
+def test_a_category_that_training_never_saw_has_zeros_for_a_vector_until_it_is_seen(net):
+    optimizer = torch.optim.AdamW(net.train().parameters(), lr=1e-2)
+    batch = rows(64)
+    batch["categories"].clamp_(min=1)
+    (_, vectors) = net.parts[1].tables
+    for first_id, is_known in ((1, False), (0, True)):
+        batch["categories"][0, 1] = first_id
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(batch)[0].sum().backward()
+            optimizer.step()
+        assert vectors.weight[0].any() == is_known
+
+
+def test_the_excess_of_amounts_is_finite_wherever_the_loss_is():
+    label = {"name": "paid", "type": "regression", "outputs": 1, "mean": 100.0, "deviation": 1.0, "loss": "poisson"}
+    net = TabularEnsemble({**FEATURES, "labels": [label]})
+    loss = PoissonLoss()(net(rows(7)), torch.ones(7)) + net.auxiliary_loss
+    assert torch.isfinite(loss)
+
+
 def test_numbers_bend_at_their_knots_and_count_less_and_less_beyond_them_for_half_their_span():
     torch.manual_seed(0)
     features = {"inputs": [FEATURES["inputs"][0]], "labels": FEATURES["labels"][:1]}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainStep", "TrialStep", "train_key", "trained_now", "trial_key"]
 
-VERSION = 6
+VERSION = 7
 """The version of how a model is trained; raise it when that changes."""
 
 
