@@ -30,7 +30,7 @@ ALLOWED = {
     "nn": set(),
     "collective": {"launch.store", "launch.wire", "nn"},
     "launch": set(),
-    "tables": {"columns.names", "columns.numpy_arrow"},
+    "tables": {"columns.frames", "columns.names", "columns.numpy_arrow"},
     "batches": {"columns", "shards.manifest"},
     "strategies": {"collective", "nn", "launch.addresses", "launch.store", "launch.wire"},
     "train": {"batches", "collective.base", "documents", "metrics", "nn", "strategies.base"},
@@ -49,6 +49,7 @@ ALLOWED = {
 DRIVER_SIDE = {"estimator", "runner", "pipeline", "cli", "doctor"}
 PURE = {name for name in ALLOWED if name.startswith("pipeline.")}  # a pipeline is checked without Spark and torch
 PYSPARK = {
+    "columns.frames",
     "shards.write",
     "launch.driver.barrier",
     "launch.driver.slots",

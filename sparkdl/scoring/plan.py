@@ -32,8 +32,7 @@ def plan_inputs(signature: Signature, features: Features | None) -> tuple[InputP
         raise SchemaError(
             f"the model needs the inputs {absent}, its features make {made_columns}: publish it with its own"
         )
-    called = {name: name for name in signature.columns}
-    return tuple(plan_input(field, signature, {}, {}, called) for field in signature.inputs)
+    return tuple(plan_input(field, signature, {}, {}) for field in signature.inputs)
 
 
 def plan_input(
@@ -41,7 +40,6 @@ def plan_input(
     signature: Signature,
     where: Mapping[str, tuple[str, int]],
     packs: Mapping[str, Sequence[str]],
-    called: Mapping[str, str],
 ) -> InputPlan:
     """Plan one input.
 
@@ -50,7 +48,6 @@ def plan_input(
         signature: whole.
         where: by column that travels in a pack, the pack and its place there.
         packs: by pack, its columns.
-        called: by column that travels alone, its name on the way.
 
     Raises:
         SchemaError: the model would see which rows are scored together, or the column cannot be what it takes.
@@ -73,7 +70,7 @@ def plan_input(
         )
     parts: list[Part] = []
     for name in field.columns:
-        column, place = where[name] if name in where else (called[name], -1)
+        column, place = where.get(name, (name, -1))
         if parts and place >= 0 and parts[-1].column == column:
             last = parts[-1]
             parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from torch import nn
 
+from sparkdl.columns.frames import map_row
 from sparkdl.columns.names import folded, tells_cases_apart
 from sparkdl.compat.parametrized import dumps
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
@@ -105,7 +106,7 @@ def score(
         trusted=trusted,
     )
     plan = plan_scoring(frame, predictor, keep, packed=True)
-    return frame.select(*plan.transport.select).mapInArrow(plan.scorer, plan.schema)
+    return map_row(frame, plan.transport.row, plan.scorer, plan.schema)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from sparkdl.columns.frames import map_row
 from sparkdl.columns.names import quoted
 from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.observe import logger
@@ -97,7 +98,7 @@ def score_table(
         frame = spark.createDataFrame([], _spark_schema(scan))
         chosen = predictor(frame)
         plan = plan_scoring(frame, chosen, keep, packed=False)
-        read = scan.task(list(plan.transport.called), slots=tasks_at_once(spark), batch_rows=chosen.config.batch_rows)
+        read = scan.task(list(plan.transport.columns), slots=tasks_at_once(spark), batch_rows=chosen.config.batch_rows)
     except IntegrityError:
         raise
     except StorageError as why:
@@ -153,7 +154,7 @@ def _by_spark(
     for condition in conditions_of(where, _arrow_schema(rows.schema)):
         rows = rows.where(_column(condition))
     plan = plan_scoring(rows, predictor(rows), keep, packed=True)
-    scored = rows.select(*plan.transport.select).mapInArrow(plan.scorer, plan.schema)
+    scored = map_row(rows, plan.transport.row, plan.scorer, plan.schema)
     written = target.write(scored, **write, metadata=_facts(table, pinned, plan))
     return TableScore(version=pinned, files=None, skipped=None, written=written)
 

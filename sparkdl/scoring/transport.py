@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkTypeError
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.frames import row_of
 from sparkdl.columns.types import tensor_kind
 from sparkdl.errors import SchemaError
 from sparkdl.features.fitted import Features
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Transport"]
 
 _PACK = "__sparkdl_pack_"
-_PLAIN = "__sparkdl_column_"
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
 _MEANT = {
     "": "plain numbers",
@@ -54,14 +52,14 @@ class Transport:
 
     Attributes:
         packs: columns that travel together as one array column, by its name.
-        called: what the other columns are called on the way, by their names.
+        columns: that travel each by itself.
         inputs: of the model.
         kept: columns of the result.
-        raw: the columns of features, as they are called on the way.
+        raw: the columns of features.
     """
 
     packs: Mapping[str, list[str]]
-    called: Mapping[str, str]
+    columns: tuple[str, ...]
     inputs: tuple[InputPlan, ...]
     kept: tuple[Kept, ...]
     raw: tuple[str, ...] = ()
@@ -77,13 +75,13 @@ class Transport:
             signature: of the model.
             kept: columns of the result.
             features: of the model, if it has any.
-            packed: whether Spark sends the columns; else they come one by one, under their own names.
+            packed: whether Spark sends the columns; else they come one by one.
 
         Raises:
             SchemaError: a column is missing or of a type that no tensor can hold.
         """
         if features is not None:
-            return cls._of_features(schema, signature, kept, features, packed=packed)
+            return cls._of_features(schema, signature, kept, features)
         types = {field.name: field for field in schema.fields}
         for field in signature.inputs:
             _check_meaning(field, types)
@@ -92,18 +90,15 @@ class Transport:
         where = {name: (pack, place) for pack, names in packs.items() for place, name in enumerate(names)}
         single = [name for name in signature.columns if name not in where]
         passed = [name for name in kept if name not in where and name not in single]
-        # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
-        odd = {".", "`"} if packed else set()
-        called = {name: f"{_PLAIN}{n}" if odd & set(name) else name for n, name in enumerate([*single, *passed])}
-        returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
+        returned = tuple(Kept(name, *where.get(name, (name,))) for name in kept)
         for field in signature.inputs:
             _check_numbers(field, types)
-        plans = tuple(plan_input(field, signature, where, packs, called) for field in signature.inputs)
-        return cls(packs=packs, called=called, inputs=plans, kept=returned)
+        plans = tuple(plan_input(field, signature, where, packs) for field in signature.inputs)
+        return cls(packs=packs, columns=(*single, *passed), inputs=plans, kept=returned)
 
     @classmethod
     def _of_features(
-        cls, schema: T.StructType, signature: Signature, kept: Sequence[str], features: Features, *, packed: bool
+        cls, schema: T.StructType, signature: Signature, kept: Sequence[str], features: Features
     ) -> Transport:
         """The same for raw columns, which the worker turns into those of the signature."""
         absent = [name for name in features.columns if name not in schema.names]
@@ -111,21 +106,18 @@ class Transport:
             raise SchemaError(
                 f"the model's features need the columns {absent}, the rows have {schema.names}: add or rename them"
             )
-        names = dict.fromkeys([*features.columns, *kept])
-        called = {name: f"{_PLAIN}{place}" if packed else name for place, name in enumerate(names)}
         return cls(
             packs={},
-            called=called,
+            columns=tuple(dict.fromkeys([*features.columns, *kept])),
             inputs=plan_inputs(signature, features),
-            kept=tuple(Kept(name, called[name]) for name in kept),
-            raw=tuple(called[name] for name in features.columns),
+            kept=tuple(Kept(name, name) for name in kept),
+            raw=features.columns,
         )
 
     @property
-    def select(self) -> list[Column]:
-        """What to ask of Spark."""
-        packs = [F.array(*[F.col(quoted(name)) for name in names]).alias(pack) for pack, names in self.packs.items()]
-        return packs + [F.col(quoted(name)).alias(alias) for name, alias in self.called.items()]
+    def row(self) -> Column:
+        """What to ask of Spark: a struct of packs and columns."""
+        return row_of(self.columns, self.packs)
 
 
 def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str, list[str]]:

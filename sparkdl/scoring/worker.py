@@ -15,7 +15,6 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ScoreConfig
 from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature
@@ -56,7 +55,7 @@ class Scorer:
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(column.name for column in self.kept), *self.columns]
-        for batch in merge_small(promptly(batches), self.config.batch_rows):
+        for batch in merge_small(batches, self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
             answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]

@@ -25,12 +25,12 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
 
+from sparkdl.columns.frames import map_columns, selected
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import filled, one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import tensor_kind
-from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ShardConfig
@@ -155,10 +155,10 @@ def _written(
         tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
         if layout.prepare is None:
             chosen, packed = _packed_columns(schema, tensors)
+            rows = df.select(*chosen, *mark)
         else:
-            chosen = [functions.col(quoted(name)) for name in dict.fromkeys([*layout.prepare.columns, *labels])]
             packed = ()
-        rows = df.select(*chosen, *mark)
+            rows = selected(df, dict.fromkeys([*layout.prepare.columns, *labels, *mark]))
         if config.repartition is not None:
             rows = rows.repartition(config.repartition)
         targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
@@ -251,10 +251,8 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
     Raises:
         SparkdlError: of the type that a task raised, once Spark had retried it in vain.
     """
-    # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
-    plain = df.toDF(*(f"column_{number}" for number in range(len(df.columns))))
     with task_errors():
-        rows = plain.mapInArrow(_Named(tuple(df.columns), task), "report binary").collect()
+        rows = map_columns(df, task, "report binary").collect()
     return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
 
 
@@ -283,17 +281,6 @@ class _Numbered:
 def _report(fields: dict[str, Any]) -> pa.RecordBatch:
     data = zlib.compress(json.dumps(fields).encode(), level=1)
     return pa.RecordBatch.from_arrays([one_value(data)], ["report"])
-
-
-@dataclass(frozen=True)
-class _Named:
-    """Gives the columns of each batch their own names back."""
-
-    names: tuple[str, ...]
-    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.task(batch.rename_columns(list(self.names)) for batch in promptly(batches))
 
 
 @dataclass(frozen=True)
@@ -378,5 +365,5 @@ def _partition() -> int:
 
 def _distinct(df: DataFrame, columns: list[str], most: int) -> dict[str, list[str]]:
     """The sorted values of string columns: their order, and so the codes, depends on no partitioning."""
-    parts = _run(df.select(*(quoted(column) for column in columns)), _DistinctTask(tuple(columns), most))
+    parts = _run(selected(df, columns), _DistinctTask(tuple(columns), most))
     return {column: sorted({value for part in parts for value in part[column]}) for column in columns}

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from sparkdl.columns.frames import selected
 from sparkdl.columns.names import quoted
 from sparkdl.errors import StorageError
 from sparkdl.tables.commit import active_files
@@ -70,7 +71,7 @@ def frame_of_files(spark: SparkSession, table: DeltaTable, root: str) -> DataFra
     frames = []
     if plain:
         frame = spark.read.schema(stored).option("basePath", root).parquet(*plain)
-        frames.append(frame.select(*_columns(target, names)))
+        frames.append(_logical(frame, target, names))
     if odd:
         data = StructType([field for field in stored if field.name not in {names[name] for name in layout}])
         frame = spark.read.schema(data).option("recursiveFileLookup", "true").parquet(*odd)
@@ -92,6 +93,14 @@ def _joined(frame: DataFrame, facts: DataFrame) -> DataFrame:
     unknown = F.raise_error(F.concat(F.lit("sparkdl: not a file of the table: "), F.col(_FILE))).cast("boolean")
     is_visible = F.when(F.col(_VALUES).isNull(), unknown).otherwise(F.coalesce(bit == 0, F.lit(True)))
     return placed.join(F.broadcast(facts), _FILE, "left").where(is_visible)
+
+
+def _logical(frame: DataFrame, target: Any, names: Mapping[str, str]) -> DataFrame:
+    """The table's columns, by their own names, where nothing but their order is to be changed, else by ``_columns``."""
+    types = {field.name: field.dataType for field in frame.schema}
+    if all(types.get(field.name) == field.dataType and not field.metadata for field in target):
+        return selected(frame, target.names)
+    return frame.select(*_columns(target, names))
 
 
 def _columns(target: Any, names: Mapping[str, str], layout: Sequence[str] = ()) -> list[Column]:

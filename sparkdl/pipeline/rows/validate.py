@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.frames import map_row, row_of
 from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import from_values, instants, one_value, to_numpy
 from sparkdl.columns.row_hash import column_hashes, mixed
 from sparkdl.compat.column_names import Task
-from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash
 from sparkdl.pipeline.windows import MALFORMED, WINDOW
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QUARANTINE", "clean_columns", "fingerprints", "validate_rows"]
 
+_LINE = "__sparkdl_line"
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
 
@@ -83,8 +84,8 @@ def validate_rows(
     task = _Validation(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
     if read is None:
         line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
-        selected = rows.select(*[F.col(quoted(name)) for name in columns], F.col(OUTCOME), F.col(BROKEN), line)
-        report = _plain(selected).mapInArrow(task, "report binary")
+        row = row_of([*columns, OUTCOME, BROKEN, _LINE])
+        report = map_row(rows.withColumn(_LINE, line), row, task, "report binary")
     else:
         report = read(task, "report binary")
     with task_errors():
@@ -108,27 +109,21 @@ def fingerprints(
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_type
 
-    columns, selected = clean_columns(source), []
+    columns, readable = clean_columns(source), source
     task = _Fingerprint(tuple(columns))
     for name in columns if read is None else ():
         try:
             to_arrow_type(source.schema[name].dataType, timezone="UTC")
-            selected.append(F.col(quoted(name)))
         except PySparkTypeError:  # only a transform that does without it can take it
-            selected.append(F.col(quoted(name)).cast("string"))
+            readable = readable.withColumn(name, F.col(quoted(name)).cast("string"))
     with task_errors():
         if read is None:
-            reported = _plain(source.select(*selected)).mapInArrow(task, "report binary").collect()
+            reported = map_row(readable, row_of(columns), task, "report binary").collect()
         else:
             reported = read(task, "report binary").collect()
     outcomes_by_window = _outcomes([json.loads(bytes(row["report"])) for row in reported], [columns_hash(source)] * 2)
     hashes = {name: outcomes.everything for name, outcomes in outcomes_by_window.items()}
     return hashes, {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
-
-
-def _plain(frame: DataFrame) -> DataFrame:
-    """The frame with names that Spark's mapInArrow takes for names: a dot is a path into a struct to it."""
-    return frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
 
 
 def _outcomes(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
@@ -209,7 +204,7 @@ class _Fingerprint:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums: Sums = {}
-        for batch in promptly(batches):
+        for batch in batches:
             rows = pa.RecordBatch.from_arrays(batch.columns[1:], list(self.columns[1:]))
             _add(sums, batch.column(0), pa.repeat(_KEPT, len(rows)), rows, ())
         report = {"sums": _of_sums(sums), "broken": []}
@@ -236,7 +231,7 @@ class _Validation:
         sums: Sums = {}
         broken: Broken = Counter()
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
-            for batch in promptly(batches):
+            for batch in batches:
                 validated = _ValidatedBatch(batch, self.columns)
                 validated.count(sums, broken, self.labels)
                 clean.write(validated.valid())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkdl.columns.frames import selected
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
@@ -527,7 +528,7 @@ def _staged(
     partitions = [{WINDOW: name} for name in todo]
     table = tables.table("clean")
     windows_with_rows = [name for name, receipt in state.windows().items() if receipt.kept]
-    schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
+    schema = selected(rows, clean_columns(rows)).schema.json()
     if version >= 0 and set(windows_with_rows) <= set(todo):
         clean = table.stage(
             schema,

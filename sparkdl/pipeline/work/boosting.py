@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.columns.frames import selected
 from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.compat.spark_errors import task_errors
@@ -175,7 +176,7 @@ def train_trees(
         "learning_rate": 0.05,
         "seed": spec.train.random_seed or 0,
         "deterministic": True,
-        "force_row_wise": True,
+        "force_col_wise": True,
         "verbosity": -1,
     }
     named: dict[str, Any] = {"params": parameters, "categorical_feature": _categorical(features)}
@@ -327,6 +328,6 @@ def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: 
     from pyspark.sql import functions as F
 
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
-    label_and_weight = [encoded(label.name, label).cast("double").alias("_label"), weight.alias("_weight")]
+    rows = frame.withColumns({"_label": encoded(label.name, label).cast("double"), "_weight": weight})
     with task_errors():
-        return frame.select(*[F.col(quoted(name)) for name in (*features.columns, *more)], *label_and_weight).toArrow()
+        return selected(rows, [*features.columns, *more, "_label", "_weight"]).toArrow()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
@@ -202,14 +203,14 @@ def cut_shards(
     if spec.weight is not None:
         check_weight(rows, spec.weight, part)
     weight = [spec.weight] if spec.weight else []
-    raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
-    numbers = [encoded(label.name, label).alias(label.name) for label in labels]
-    weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
+    raw = [name for name in features.columns if name not in labels.names]
+    numbers = {label.name: encoded(label.name, label) for label in labels}
+    numbers |= {name: F.col(quoted(name)).cast("float") for name in weight}
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
         partitions *= spec.train.num_proc or slots_of(rows.sparkSession)
     manifest = write_shards(
-        rows.select(*raw, *numbers, *weights),
+        selected(rows.withColumns(numbers), [*raw, *numbers]),
         f"{spec.places.shards}/{part}-{key}",
         source=ShardSource(uri=table.uri, version=str(table.version()), transformation=f"{key} {part}"),
         labels=[*labels.names, *weight],

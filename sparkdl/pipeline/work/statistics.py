@@ -30,10 +30,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkdl import errors
+from sparkdl.columns.frames import map_row, row_of
 from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.columns.numpy_arrow import from_values
 from sparkdl.columns.statistics import RunningStats
-from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
@@ -41,7 +41,6 @@ from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Image, 
 from sparkdl.features.statistics import KNOTS, PROBABILITIES, Running, Statistics, statistics_of, top_values
 from sparkdl.features.tokens import Functions
 from sparkdl.pipeline.work.file_rows import FileRows
-from sparkdl.tables.scan.read import Chain
 
 __all__ = ["spark_statistics", "window_statistics"]
 
@@ -54,6 +53,7 @@ HELD_VALUES = 200_000
 DRIVER_VALUES = 20_000_000
 """Values, 160 MB of numbers, up to which the driver counts itself."""
 
+_WINDOW = "__sparkdl_window"
 _REPORT = -1
 _SCHEMA = "window string, feature int, value string, times long, report binary"
 _Found = dict[str, Running]
@@ -90,7 +90,7 @@ def spark_statistics(
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
         if files is None:
-            by_task = _raw(df, features).mapInArrow(Chain((_flat, task)), _SCHEMA)
+            by_task = map_row(*_raw(df, features), task, _SCHEMA)
         else:
             by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
         reported = _bounded(by_task, features).collect()
@@ -135,7 +135,7 @@ def window_statistics(
     named = {name: frozenset(values) for name, values in vocabularies.items()}
     task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
     with task_errors():
-        raw_counts = _raw(df, features, F.col(quoted(window))).mapInArrow(Chain((_flat, task)), _SCHEMA)
+        raw_counts = map_row(*_raw(df, features, F.col(quoted(window))), task, _SCHEMA)
         rows = _summed(raw_counts).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
@@ -160,26 +160,24 @@ def _sources(df: DataFrame, features: Mapping[str, Feature]) -> tuple[str, ...]:
     return sources
 
 
-def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None = None) -> DataFrame:
-    """What ``_Count`` takes, in one column: the window, if there are several, and the columns of ``_sources``.
+def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None = None) -> tuple[DataFrame, Column]:
+    """What ``_Count`` takes: rows, and a struct of the window, if there are several, and the columns of ``_sources``.
 
-    A name for each of them would not do: Spark's optimizer writes a condition on k renamed columns in 2^k ways.
+    Columns of other names would not do: Spark's optimizer writes a condition on k renamed columns in 2^k ways.
     """
     use_drivers_python(df.sparkSession)
     pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
     only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
-    columns = [F.lit("") if window is None else window.cast("string")]
+    sources = _sources(df, features)
     # of a picture it only matters whether it is there
-    columns += [
-        F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name))
-        for name in _sources(df, features)
-    ]
-    named = [column.alias(f"column_{position}") for position, column in enumerate(columns)]
-    return df.select(F.struct(*named).alias("row"))
+    changed = {name: F.substring(F.col(quoted(name)), 1, 1) for name in only}
+    changed[_WINDOW] = F.lit("") if window is None else window.cast("string")
+    return df.withColumns(changed), row_of([_WINDOW, *sources])
 
 
 def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence[str]) -> pa.Table:
-    structs = _raw(df, features).toArrow().column(0)
+    frame, row = _raw(df, features)
+    structs = frame.select(row).toArrow().column(0)
     columns = [
         pc.struct_field(structs, position) for position in range(1, len(sources) + 1)
     ]  # the window lies in front
@@ -282,7 +280,7 @@ class _Count:
         counters_by_window: dict[str, list[Counter[str]]] = {}
         error = None
         try:
-            for batch in promptly(batches):
+            for batch in batches:
                 for window, rows in _by_window(batch):
                     values = counters_by_window.setdefault(window, [Counter() for _ in self.features])
                     self._add(rows, running.setdefault(window, _none(self.features)), values)
@@ -312,12 +310,6 @@ class _Count:
             counter = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
             named = None if self.named is None else self.named.get(name, frozenset())
             values.update(counter if named is None else {value: counter[value] for value in counter.keys() & named})
-
-
-def _flat(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The columns of ``_raw``."""
-    for batch in batches:
-        yield pa.RecordBatch.from_struct_array(batch.column(0))
 
 
 def _of_one_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

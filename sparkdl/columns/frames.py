@@ -1,0 +1,74 @@
+"""Many columns of a Spark DataFrame at once.
+
+Each column that Python names by itself costs some ten calls to Java, half a millisecond: of 500 columns a run of a
+pipeline made 114,000 calls. Here a text names all of them, and tasks get them as the fields of one column. Their names
+are then fields' names, which may hold dots and backticks; those of columns Spark's ``mapInArrow`` takes for paths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkdl.columns.names import quoted, stands_in_sql
+from sparkdl.compat.quick_ack import promptly
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["map_columns", "map_row", "row_of", "selected"]
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def selected(frame: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The columns of these names, in this order."""
+    from pyspark.sql import functions as F
+
+    names = list(names)
+    if all(map(stands_in_sql, names)):
+        return frame.selectExpr(*map(quoted, names))
+    return frame.select(*[F.col(quoted(name)) for name in names])
+
+
+def row_of(names: Iterable[str], arrays: Mapping[str, Sequence[str]] | None = None) -> Column:
+    """One column, a struct: the columns of these names, and arrays of several columns each, by the arrays' names."""
+    from pyspark.sql import functions as F
+
+    names, arrays = list(names), arrays or {}
+    if all(map(stands_in_sql, [*names, *itertools.chain(*arrays.values())])):
+        texts = [f"array({', '.join(map(quoted, parts))}) AS {quoted(name)}" for name, parts in arrays.items()]
+        return F.expr(f"struct({', '.join([*map(quoted, names), *texts])})")
+    columns = [F.array(*[F.col(quoted(part)) for part in parts]).alias(name) for name, parts in arrays.items()]
+    return F.struct(*[F.col(quoted(name)) for name in names], *columns)
+
+
+def map_columns(frame: DataFrame, task: Task, schema: str) -> DataFrame:
+    """What ``task`` makes of the columns of a frame, as ``mapInArrow`` does it."""
+    return map_row(frame, row_of(frame.columns), task, schema)
+
+
+def map_row(frame: DataFrame, row: Column, task: Task, schema: Any) -> DataFrame:
+    """What ``task`` makes of the fields of a struct.
+
+    Args:
+        frame: the rows.
+        row: a struct of what the task gets; see ``row_of``.
+        task: takes record batches of these fields, and makes others.
+        schema: of what it makes, as ``mapInArrow`` takes it.
+    """
+    return frame.select(row.alias("row")).mapInArrow(_OfFields(task), schema)
+
+
+@dataclass(frozen=True)
+class _OfFields:
+    """Gives a task the fields of the one column that Spark sends."""
+
+    task: Task
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.task(pa.RecordBatch.from_struct_array(batch.column(0)) for batch in promptly(batches))
