@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["filled", "from_numpy", "from_rows", "from_values", "instants", "one_value", "to_numpy"]
+__all__ = ["filled", "from_numpy", "from_rows", "from_values", "instants", "one_value", "to_numpy", "to_rows"]
 
 _EPOCH, _INSTANT = datetime(1970, 1, 1, tzinfo=UTC), pa.timestamp("us", "UTC")
 _CODES = {
@@ -86,7 +86,13 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(numbers.tobytes())])
 
 
-def instants(values: pa.Array) -> list[datetime | None]:
+def to_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as ``to_pylist`` gives them, which imports pandas where there are instants: 0.2 s."""
+    columns = [instants(column) if column.type == _INSTANT else column.to_pylist() for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def instants(values: pa.Array | pa.ChunkedArray) -> list[datetime | None]:
     """Instants in microseconds as ``to_pylist`` gives them, in their time zone.
 
     Raises:

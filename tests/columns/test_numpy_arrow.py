@@ -12,7 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.columns.numpy_arrow import filled, from_numpy, from_rows, from_values, instants, one_value, to_numpy
+from sparkdl.columns.numpy_arrow import (
+    filled,
+    from_numpy,
+    from_rows,
+    from_values,
+    instants,
+    one_value,
+    to_numpy,
+    to_rows,
+)
 
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 
@@ -85,6 +94,14 @@ def test_instants_are_those_of_arrow_in_their_zone(zone):
     numbers = [0, None, -1, 1_774_746_000_123_456, 1_792_890_000_000_000]
     values = pa.array(numbers, pa.int64()).cast(pa.timestamp("us", zone))
     assert list(map(str, instants(values))) == list(map(str, values.to_pylist()))
+
+
+def test_rows_are_those_of_arrow():
+    moments = pa.array([0, None, 1_774_746_000_123_456], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    facts = pa.array([[("a", "b")], None, []], pa.map_(pa.string(), pa.string()))
+    table = pa.table({"time": moments, "name": ["x", None, "z"], "facts": facts})
+    for rows in (table, table.slice(1), table.slice(0, 0), pa.concat_tables([table, table])):
+        assert to_rows(rows) == rows.to_pylist()
 
 
 @pytest.mark.parametrize("number", [-62_135_596_800_000_001, 253_402_300_800_000_000])

@@ -40,9 +40,9 @@ def cancer(spark, tmp_path_factory):
     return folder, [name for name in table.columns if name not in ("patient", "target", "clinic")]
 
 
-def pipeline(cancer, root, *overrides):
+def text_of(cancer, root):
     folder, columns = cancer
-    text = f"""
+    return f"""
     name: cancer
     root: {root}
     source: {{kind: parquet, path: {folder}, key: patient}}
@@ -54,7 +54,10 @@ def pipeline(cancer, root, *overrides):
     publish: {{metric: auc, gate: {{floors: [auc >= 0.9], min_rows: 50}}}}
     report: {{slices: [clinic]}}
     """
-    return loads(text, overrides)
+
+
+def pipeline(cancer, root, *overrides):
+    return loads(text_of(cancer, root), overrides)
 
 
 def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(spark, cancer, tmp_path):
@@ -122,6 +125,15 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     again = execute(Run(Project(file), RunRequest(now=NOW)))  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
     assert "report" not in again.places
+
+    (tmp_path / "cancer.yaml").write_text(text_of(cancer, tmp_path / "p"))
+    program = (
+        "import sys, sparkdl.cli; code = sparkdl.cli.main(['run', sys.argv[1]]); "
+        "print(code, [m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cancer.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "10 []"
 
     other = execute(Run(Project(pipeline(cancer, tmp_path / "p", "train.epochs=9")), RunRequest(now=NOW)), spark)
     kept = {note.name: note.kept for note in other.steps}

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.numpy_arrow import from_values, to_rows
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.observe import facts_table, metrics_text
@@ -379,12 +380,12 @@ class State:
     def versions(self, name: str) -> list[ModelVersion]:
         """The model's versions, oldest first."""
         model, aliases = self._model(name), self.aliases(name)
-        rows = self.rows.take(pa.array([row for _, row in sorted(model.versions.items())], pa.int64()))
-        return [self._described(event, aliases) for event in map(Event.from_row, rows.to_pylist())]
+        rows = self.rows.take(from_values([row for _, row in sorted(model.versions.items())], pa.int64()))
+        return [self._described(event, aliases) for event in map(Event.from_row, to_rows(rows))]
 
     def events(self, name: str) -> list[Event]:
         """All that ever happened to a model, oldest first."""
-        return [Event.from_row(row) for row in self.rows.filter(pc.equal(self.rows["name"], name)).to_pylist()]
+        return [Event.from_row(row) for row in to_rows(self.rows.filter(pc.equal(self.rows["name"], name)))]
 
     def event(self, name: str, which: int | str) -> Event:
         """The publication of a version by number or alias.
@@ -434,7 +435,7 @@ class State:
         return self._models.get(name) or _Model()
 
     def _event(self, row: int) -> Event:
-        return Event.from_row(self.rows.slice(row, 1).to_pylist()[0])
+        return Event.from_row(to_rows(self.rows.slice(row, 1))[0])
 
     def _described(self, event: Event, aliases: Mapping[str, int]) -> ModelVersion:
         assert event.artifact is not None

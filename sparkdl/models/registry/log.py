@@ -22,6 +22,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkdl.columns.numpy_arrow import to_rows
 from sparkdl.documents.typed import Count, Source, decode, encode, parse
 from sparkdl.errors import ConflictError, FencedError, IntegrityError, SparkdlError, StorageError
 from sparkdl.models.registry.events import EVENTS, SIGNED_EVENTS, Event, State, event_rows
@@ -133,7 +134,7 @@ class EventLog:
         """
         self._check_format()
         rows = self.table.rows(where=where) if self.table.exists() else EVENTS.empty_table()
-        return [Event.from_row(row) for row in event_rows(rows).to_pylist()]
+        return [Event.from_row(row) for row in to_rows(event_rows(rows))]
 
     def every_event(self) -> list[Event]:
         """The events, oldest first, for who removes what they do not name.

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 from datetime import datetime, timedelta
 from functools import partial
 
+from sparkdl.columns.numpy_arrow import to_rows
 from sparkdl.models.folder import DOCUMENT
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.project import Project
@@ -105,7 +106,7 @@ def _idle_runs(project: Project, now: datetime) -> None:
     if days is None or not table.exists():
         return
     limit = now - timedelta(days=days)
-    rows = table.rows(columns=["run_id", "started"], where="outcome = 'nothing new'").to_pylist()
+    rows = to_rows(table.rows(columns=["run_id", "started"], where="outcome = 'nothing new'"))
     idle = {row["run_id"] for row in rows if row["started"] < limit}
     for name in _names(project.runs, _RUN) & idle:
         _delete(project.runs.child(name), "record.json")

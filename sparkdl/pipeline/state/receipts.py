@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from sparkdl.columns.numpy_arrow import from_rows
+from sparkdl.columns.numpy_arrow import from_rows, to_rows
 from sparkdl.documents.typed import Source, convert, encode, parse, read
 from sparkdl.errors import IntegrityError
 from sparkdl.observe import logger
@@ -210,7 +210,7 @@ class ReceiptTable:
     def _all(self) -> dict[str, dict[str, Receipt]]:
         """All receipts by step and partition."""
         if self._receipts is None:
-            rows = self._table.rows().to_pylist() if self._table.exists() else []
+            rows = to_rows(self._table.rows()) if self._table.exists() else []
             if rows and set(rows[0]) != set(_SCHEMA.names):
                 raise IntegrityError(
                     f"the receipts {self._table.uri} have the columns {', '.join(rows[0])}, and not "
