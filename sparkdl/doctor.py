@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.compat.java_classes import archive, java_options
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import SparkdlError, first_line
 from sparkdl.storage import size_text
 from sparkdl.world import World
 
@@ -195,7 +195,7 @@ def _all_reduces(starting: Future[Any]) -> Iterator[Check]:
     try:
         session = starting.result()
     except Exception as error:
-        outcome = f"Spark did not start: {_first_line(error)}"
+        outcome = f"Spark did not start: {first_line(error)}"
         for backend in backends:
             yield Check(name=f"all-reduce ({backend})", found=outcome, ok=False, remedy="see the lines above")
         return
@@ -236,7 +236,7 @@ def _all_reduce(session: Any, backend: str) -> Check:
     try:
         values = run(sum_of_ranks, args=(backend,), num_proc=RANKS, backend=backend, spark=session, log_to_driver=False)
     except SparkdlError as error:
-        return Check(name=name, found=_first_line(error), ok=False, remedy="run it again with logging on for the rest")
+        return Check(name=name, found=first_line(error), ok=False, remedy="run it again with logging on for the rest")
     seconds = time.perf_counter() - start
     expected = [float(sum(range(1, RANKS + 1)))] * RANKS
     ok = values == expected
@@ -256,7 +256,3 @@ def sum_of_ranks(backend: str) -> float:
         return float(collective.all_reduce(torch.tensor([world.rank + 1.0])).item())
     finally:
         collective.close()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -63,6 +63,7 @@ __all__ = [
     "TrainingError",
     "UnreachableError",
     "WorldSizeError",
+    "first_line",
 ]
 
 
@@ -90,6 +91,11 @@ class SparkdlError(Exception):
         if self.__cause__ is not None:
             lines.append("  the rest: import sys, traceback; traceback.print_exception(sys.last_value)")
         return lines
+
+
+def first_line(error: object) -> str:
+    """The first line of what an error says; the name of its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _own_frames(trace: TracebackType | None) -> list[str]:

@@ -22,6 +22,7 @@ from sparkdl.errors import (
     SparkdlError,
     StorageError,
     UnreachableError,
+    first_line,
 )
 from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import logger
@@ -135,8 +136,7 @@ def repeated(attempt: Callable[[int], T], num_proc: int, failures: int, ranks_le
         except SparkdlError as error:
             if not is_transient(error):
                 raise
-            headline = str(error).splitlines()[0]
-            logger.warning("attempt %d of %d failed (%s): trying again", number + 1, failures + 1, headline)
+            logger.warning("attempt %d of %d failed (%s): trying again", number + 1, failures + 1, first_line(error))
             ranks = ranks_left()
     return attempt(ranks), ranks
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, first_line
 from sparkdl.storage.s3 import S3A_SETTINGS
 
 __all__ = [
@@ -380,7 +380,7 @@ def _qualified(context: Any, path: str, default: str) -> str:
     try:
         return _hadoop_of(context).qualified(path)
     except Exception as cause:  # py4j's, with the JVM's trace
-        reason = str(getattr(cause, "java_exception", None) or cause).splitlines()[0]
+        reason = first_line(getattr(cause, "java_exception", None) or cause)
         raise ConfigError(
             f"{path} cannot be completed to an address of {default} ({reason}): write the whole address, such as "
             f"{default.rstrip('/')}/data/set"

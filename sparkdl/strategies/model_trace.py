@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, first_line
 
 __all__ = ["InputStyle", "ModelTrace", "forked", "mode_of", "trace_model", "without_constants"]
 
@@ -119,7 +119,7 @@ class _Tracer(torch.fx.Tracer):
             for node in reversed(list(self.graph.nodes)[nodes:]):
                 self.graph.erase_node(node)
             self.module_stack = stack
-            self.leaves[name] = _first_line(error)
+            self.leaves[name] = first_line(error).rstrip(".:")
             return super().call_module(m, forward, args, kwargs)
         finally:
             self._path.pop()
@@ -163,10 +163,6 @@ def _encode(encoder: torch.nn.TransformerEncoder, src: Any, mask: Any = None, *_
     for layer in encoder.layers:
         src = layer(src, src_mask=mask, is_causal=bool(keywords.get("is_causal")))
     return src if encoder.norm is None else encoder.norm(src)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
 
 
 @contextmanager
@@ -221,7 +217,7 @@ def trace_model(
         except Exception as cause:
             raise ConfigError(
                 f"{type(model).__name__} cannot be cut into stages, since its forward cannot be traced "
-                f"({_first_line(cause)}): move that into a submodule of its own, or give an nn.Sequential"
+                f"({first_line(cause).rstrip('.:')}): move that into a submodule of its own, or give an nn.Sequential"
             ) from cause
     reads: dict[torch.fx.Node, str] = {}
     for node in graph.nodes:  # sources come before what is made of them

@@ -23,7 +23,7 @@ from sparkdl.collective.backends.horovod_join import await_everyone, init_variab
 from sparkdl.collective.base import Pending, as_bytes
 from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS
 from sparkdl.compat.environment import environment
-from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
+from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
 from sparkdl.world import World
 
 __all__ = ["HorovodCollective", "built_with", "cycle_ms", "is_installed"]
@@ -265,10 +265,9 @@ class HorovodCollective(GroupCollective):
         except (RuntimeError, ValueError) as error:
             if isinstance(error, ClusterError):
                 raise
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ClusterError(
-                f"rank {self._world.rank} lost the other ranks while {doing} ({text}): the rank that failed first "
-                "says why"
+                f"rank {self._world.rank} lost the other ranks while {doing} ({first_line(error)}): the rank "
+                "that failed first says why"
             ) from error
 
     def leave(self, *, failed: bool) -> None:

@@ -23,7 +23,7 @@ from sparkdl.collective.base import Pending
 from sparkdl.collective.rendezvous.torch_store import run_store
 from sparkdl.compat.dtensor_caches import forget_meshes
 from sparkdl.compat.environment import environment
-from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
+from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
 from sparkdl.world import World
 
 __all__ = ["TorchCollective", "kept_groups", "use_run_store"]
@@ -146,7 +146,7 @@ class TorchCollective(GroupCollective):
             if isinstance(error, ClusterError):
                 raise
             raise ClusterError(
-                f"rank {self._world.rank} lost the other ranks while {doing} ({_first_line(error)}): the rank that "
+                f"rank {self._world.rank} lost the other ranks while {doing} ({first_line(error)}): the rank that "
                 "failed first says why"
             ) from error
 
@@ -263,7 +263,3 @@ def kept_groups() -> Iterator[None]:
         yield
     finally:
         module._new_process_group_helper = make
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -22,7 +22,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import CancelledError
+from sparkdl.errors import CancelledError, first_line
 from sparkdl.features.fitted import Features, Fitted
 from sparkdl.features.spec import CATEGORIES, Category, DateParts, Number, Vector, input_names
 from sparkdl.features.statistics import column_of
@@ -152,7 +152,7 @@ def boosted(
 
 
 def _failed(cause: Exception) -> Boosted:
-    reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+    reason = f"{type(cause).__name__}: {first_line(cause)}"
     logger.warning("LightGBM is not beside the model, since it failed: %s", reason)
     return Boosted(reason=f"it failed ({reason})")
 
