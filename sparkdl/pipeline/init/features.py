@@ -129,12 +129,12 @@ def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
     if not profile.present:
-        return {}, "missing in every row that was looked at"
+        return {}, "missing in every row with a label that was looked at"
     if profile.missing > 0.99 * profile.rows:
         return {}, profile.gap
     if profile.distinct == 1:
         gap = f", {profile.gap}" if profile.gap else ""
-        return {}, f"one value, {str(profile.top[0][0])[:40]!r}, in every row that was looked at{gap}"
+        return {}, f"one value, {str(profile.top[0][0])[:40]!r}, in every row with a label that was looked at{gap}"
     if profile.kind == "number" and (code := _is_code(profile, labelled, sample)):
         options, why = _category(profile, f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}")
         return options, ", ".join(filter(None, [profile.gap, why]))
@@ -185,7 +185,7 @@ def _category(profile: Profile, why: str) -> tuple[dict[str, Any], str]:
         buckets = 1 << min(20, max(14, int(profile.distinct - 1).bit_length()))
         return {"type": "category", "buckets": buckets}, f"{why} in these rows alone: hashed"
     least = 2 if profile.rows < 10_000 else 5 if profile.rows < 50_000 else 10
-    if least > 2 and profile.top[0][1] * _TRAIN_SHARE < least:  # nothing would be left to fit
+    if profile.top[0][1] * _TRAIN_SHARE < least:  # nothing would be left to fit
         return {}, f"{why}: none is in {least} of the training rows or more"
     rare = sum(rows < least for _, rows in profile.top)
     options: dict[str, Any] = {"type": "category"} | ({"min_count": least} if least != 2 else {})

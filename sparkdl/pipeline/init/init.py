@@ -109,7 +109,7 @@ def init(
     table_as_numbers, casts = numbers_of_texts(sample.rows)
     sample = replace(sample, rows=table_as_numbers)
     _check_names(sample.rows.column_names)
-    profiles = {column: profile_of(column, sample.rows.column(column)) for column in sample.rows.column_names}
+    profiles = _profiles(sample.rows)
     chosen = find_label(profiles, label, label_type)
     when = find_time(profiles, rows.partitions, chosen.name, None if sample.whole else rows.hours)
     present = in_time(when.windows, now or datetime.now(UTC))
@@ -180,7 +180,9 @@ def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: K
         role_by_column[when.column] = "says when a row happened"
     if when.column in role_by_column and profiles[str(when.column)].kind == "when":
         del role_by_column[str(when.column)]  # part of the key, and its weekday may say something all the same
-    choices = choose(profiles, sample.rows, label, role_by_column, when.column)
+    labelled = sample.rows.filter(_has_label(sample, label.name))
+    learned_from = profiles if len(labelled) == len(sample.rows) else _profiles(labelled)
+    choices = choose(learned_from, labelled, label, role_by_column, when.column)
     if not any(choice.options for choice in choices):
         raise SchemaError(
             f"no column can tell anything about {label.name!r}: "
@@ -189,10 +191,18 @@ def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: K
     return choices
 
 
+def _profiles(rows: pa.Table) -> dict[str, Profile]:
+    return {column: profile_of(column, rows.column(column)) for column in rows.column_names}
+
+
+def _has_label(sample: Sample, label: str) -> pa.ChunkedArray:
+    column = sample.rows.column(label)
+    return pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
+
+
 def _unlabelled(sample: Sample, when: When, label: str) -> int:
     """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
-    column = sample.rows.column(label)
-    has_label = pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
+    has_label = _has_label(sample, label)
     if when.column is None or pc.all(has_label).as_py():
         return 0
     hours = count_hours([sample.rows.select([when.column])])

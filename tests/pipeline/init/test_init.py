@@ -106,8 +106,8 @@ def test_columns_that_tell_nothing_are_left_out_and_those_that_tell_too_much_are
         "customer_id": "the key",
         "token": "nearly every row has its own, 400 values in 400 rows: an id",
         "paid_on": "dates as text, such as 01.01.2026: to_timestamp in transform makes a time of it, to split by",
-        "source": "one value, 'web', in every row that was looked at",
-        "nothing": "missing in every row that was looked at",
+        "source": "one value, 'web', in every row with a label that was looked at",
+        "nothing": "missing in every row with a label that was looked at",
         "nested": "struct<a: int64>: take what you need of it in transform",
     }.items():
         assert any(line.startswith(f"  # {name}  # {reason}") for line in text.splitlines()), (name, text)
@@ -882,3 +882,26 @@ def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_columns_are_judged_by_the_rows_that_have_a_label(tmp_path):
+    """A forecast stands where what happened does not yet: training has no row with a value of it."""
+    random = np.random.default_rng(0)
+    numbers, is_past = random.normal(size=400), np.arange(400) < 300
+    columns = {
+        "x": numbers,
+        "forecast": pa.array(numbers, mask=is_past),
+        "shop": np.where(is_past, "all", random.choice(["n", "s", "e"], 400)),
+        "sold": pa.array(numbers + random.normal(size=400), mask=~is_past),
+    }
+    _, spec, text = made(tmp_path, columns, "sold")
+    assert list(spec.features) == ["x"]
+    assert "missing in every row with a label that was looked at" in text
+    assert "one value, 'all', in every row with a label that was looked at" in text
+
+
+def test_texts_of_which_none_occurs_twice_are_no_category(tmp_path):
+    columns = {"x": [0.5, 1.5, 2.5, 3.5], "artist": ["a", "b", "c", "d"], "weeks": [3, 5, 8, 13]}
+    _, spec, text = made(tmp_path, columns, "weeks")
+    assert list(spec.features) == ["x"]
+    assert "none is in 2 of the training rows or more" in text
