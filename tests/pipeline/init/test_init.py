@@ -901,7 +901,7 @@ def test_columns_are_judged_by_the_rows_that_have_a_label(tmp_path):
 
 
 def test_texts_of_which_none_occurs_twice_are_no_category(tmp_path):
-    columns = {"x": [0.5, 1.5, 2.5, 3.5], "artist": ["a", "b", "c", "d"], "weeks": [3, 5, 8, 13]}
+    columns = {"x": [0.5, 1.5, 2.5, 3.5], "artist": ["a", "b", "c", None], "weeks": [3, 5, 8, 13]}
     _, spec, text = made(tmp_path, columns, "weeks")
     assert list(spec.features) == ["x"]
     assert "none is in 2 of the training rows or more" in text
