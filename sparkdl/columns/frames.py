@@ -8,21 +8,20 @@ are then fields' names, which may hold dots and backticks; those of columns Spar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted, stands_in_sql
+from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["map_columns", "map_row", "row_of", "selected"]
-
-Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def selected(frame: DataFrame, names: Iterable[str]) -> DataFrame:

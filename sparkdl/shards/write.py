@@ -45,6 +45,8 @@ from sparkdl.storage import Storage, check_places
 
 __all__ = ["spark_arrow_schema", "write_shards", "write_split"]
 
+_HELD_OUT = "__sparkdl_held_out"
+
 
 def write_shards(
     df: DataFrame,
@@ -133,7 +135,8 @@ def write_split(
     ]
     for transaction in transactions:
         transaction.existing()  # which refuses to write over another set
-    return _written(df, transactions, planned, labels, config, [held_out])
+    marked = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
+    return _written(marked, transactions, planned, labels, config, [_HELD_OUT])
 
 
 def _written(

@@ -242,6 +242,14 @@ def test_two_sets_of_one_reading_are_those_of_two_readings(spark, tmp_path):
         write_split(frame, "m", (tmp_path / "more", tmp_path / "held"), **SPLIT)
 
 
+def test_the_column_that_divides_the_rows_may_be_one_of_the_sets(spark, tmp_path):
+    frame = spark.range(0, 100, 1, 2).select("id", F.expr("id < 30").alias("m"), F.rand(5).alias("x"))
+    for number, columns in enumerate((["id", "m", "x"], ["m", "x"])):
+        uris = (tmp_path / f"train {number}", tmp_path / f"held {number}")
+        both = write_split(frame, "m", uris, **SPLIT | {"columns": columns})
+        assert [written.rows for written in both] == [70, 30]
+
+
 def test_each_row_of_a_frame_that_is_never_the_same_is_in_one_of_two_sets(spark, tmp_path):
     now = F.udf(lambda: float(time.time_ns() % 1000), "double").asNondeterministic()
     frame = spark.range(0, 4000, 1, 3).withColumn("x", now())

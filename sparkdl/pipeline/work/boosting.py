@@ -53,7 +53,7 @@ ROUNDS_TO_COMPARE = 5
 ROUNDS, PATIENCE = 2_000, 50
 LEAST_SECONDS = 600.0
 """That a training may take, or twice as long as the model's did: rounds end it, and the clock one that is stuck."""
-_OBJECTIVES = {"mse": "regression", "mae": "regression_l1", "huber": "huber"}
+_LABEL, _WEIGHT = "__sparkdl_label", "__sparkdl_weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class TreeRows:
     """What trees are trained with.
 
     Attributes:
-        tables: rows to train on, to stop by and to measure on, with raw columns, ``_label`` and ``_weight``.
+        tables: rows to train on, to stop by and to measure on, with raw columns, label and weight.
         features: that trees can take.
         left_out: names of those that they cannot.
         output: the column of the third table with the model's outputs.
@@ -170,7 +170,7 @@ def train_trees(
 
     begun = time.monotonic()
     matrices = [training_matrix(table, features) for table in tables]
-    truths, weights = ([numbers(table[name]) for table in tables] for name in ("_label", "_weight"))
+    truths, weights = ([numbers(table[name]) for table in tables] for name in (_LABEL, _WEIGHT))
     parameters: dict[str, Any] = {
         **_objective(spec, label),
         "learning_rate": 0.05,
@@ -324,10 +324,10 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
 
 
 def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: FittedLabel, *more: str) -> pa.Table:
-    """The raw columns of rows with ``_label`` and ``_weight``, on the driver."""
+    """The raw columns of rows with label and weight, on the driver."""
     from pyspark.sql import functions as F
 
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
-    rows = frame.withColumns({"_label": encoded(label.name, label).cast("double"), "_weight": weight})
+    rows = frame.withColumns({_LABEL: encoded(label.name, label).cast("double"), _WEIGHT: weight})
     with task_errors():
-        return selected(rows, [*features.columns, *more, "_label", "_weight"]).toArrow()
+        return selected(rows, [*features.columns, *more, _LABEL, _WEIGHT]).toArrow()

@@ -154,7 +154,7 @@ def evaluate(
         guess = best_guess(summary, challenger_rows, gate.metric, classes, last)
     decision = decide(gate, *rows_by_model, champion_error=error, seen=seen, baseline=baseline, guess=guess)
     slices = {
-        name: Slices.of(challenger_rows, table[f"_slice_{position}"].to_pandas().to_numpy())
+        name: Slices.of(challenger_rows, table[f"__sparkdl_slice_{position}"].to_pandas().to_numpy())
         for position, name in enumerate(spec.report.slices)
     }
     slices_by_model = [
@@ -188,7 +188,7 @@ def _rows_of(
     classes: Sequence[str],
 ) -> list[Rows]:
     """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
-    labels, groups = numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
+    labels, groups = numbers(table["__sparkdl_label"]), table["__sparkdl_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
     by_model = []
     for raw, model_label in outputs:
@@ -283,7 +283,7 @@ def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
 
 
 def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
-    """The rows with ``_group`` and ``_label``, and which columns are measured with."""
+    """The rows with group and label, and which columns are measured with."""
     from pyspark.sql import functions as F
 
     if count > label.most_measured:
@@ -292,8 +292,8 @@ def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int
     group = F.col(WINDOW) if _over(spec) == "window" else unit_of(rows, spec)
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
-    slices = {f"_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
-    judging_columns = {"_group": group, "_label": encoded(label.name, label), **slices}
+    slices = {f"__sparkdl_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
+    judging_columns = {"__sparkdl_group": group, "__sparkdl_label": encoded(label.name, label), **slices}
     last = [_LAST] if _LAST in rows.columns else []
     return rows.withColumns(judging_columns), list(dict.fromkeys([*judging_columns, *weight, *last]))
 

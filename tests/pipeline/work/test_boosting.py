@@ -37,7 +37,7 @@ def rows_of(count, seed=0):
     frame = pd.DataFrame({"x": random.normal(size=count), "shop": random.choice(["n", "s", "w", "e"], count)})
     frame["day"] = pd.Timestamp("2026-01-01") + pd.to_timedelta(random.integers(0, 700, count), "D")
     frame["place"] = list(random.normal(size=(count, 2)))
-    frame["_weight"] = 1.0
+    frame["__sparkdl_weight"] = 1.0
     return frame
 
 
@@ -74,11 +74,11 @@ def test_trees_find_what_is_in_categories_and_in_what_is_missing(features, task)
         hidden = np.random.default_rng(seed).random(count) < 0.3
         odd = frame.shop.isin(["n", "e"]).to_numpy()
         if task == "regression":
-            frame["_label"] = 10.0 * odd + 5.0 * hidden + np.random.default_rng(seed + 5).normal(size=count)
+            frame["__sparkdl_label"] = 10.0 * odd + 5.0 * hidden + np.random.default_rng(seed + 5).normal(size=count)
         else:
-            frame["_label"] = (odd & hidden).astype(float) + (odd if task == "multiclass" else 0.0)
+            frame["__sparkdl_label"] = (odd & hidden).astype(float) + (odd if task == "multiclass" else 0.0)
             unlike = np.random.default_rng(seed + 9).random(count) < 0.1  # of which nothing can know
-            frame.loc[unlike, "_label"] = 0.0
+            frame.loc[unlike, "__sparkdl_label"] = 0.0
         frame.loc[hidden, "x"] = np.nan
         wide = np.zeros((count, 3)) if task == "multiclass" else np.zeros((count, 1))
         tables.append(arrow(frame).append_column("_output", pa.array(wide.tolist(), pa.list_(pa.float64()))))
@@ -99,8 +99,8 @@ def test_trees_find_what_is_in_categories_and_in_what_is_missing(features, task)
 def _with_labels(count, seed, weights):
     """Rows of which each weight has a label of its own."""
     frame = rows_of(count, seed)
-    frame["_weight"] = np.random.default_rng(seed).choice(weights, count)
-    frame["_label"] = np.where(frame._weight > 0, 1.0, 100.0) + frame.x
+    frame["__sparkdl_weight"] = np.random.default_rng(seed).choice(weights, count)
+    frame["__sparkdl_label"] = np.where(frame["__sparkdl_weight"] > 0, 1.0, 100.0) + frame.x
     return arrow(frame).append_column("_output", pa.array(np.zeros(count)))
 
 

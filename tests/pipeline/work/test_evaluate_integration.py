@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.sql import functions as F
 
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.work import evaluate
@@ -54,6 +55,15 @@ def test_labels_of_the_training_rows_are_summed_up_with_their_weights(rows, weig
     )
     if not weighted:
         assert found["sales"].median == pytest.approx(np.median(table.sales), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["_label", "_group", "_slice_0"])
+def test_a_column_of_the_user_is_judged_with_its_own_values(rows, name):
+    """The model and the trees read it; once it was the label that they were given."""
+    frame = rows[0].withColumn(name, F.lit(-1.0))
+    judged, kept = evaluate.held_out(frame, spec_of(more="report: {slices: [store]}"), LABELS.labels[0], 30)
+    assert judged.where(F.col(name) != -1.0).count() == 0
+    assert name not in kept
 
 
 def test_the_newest_training_label_of_the_same_key_is_beside_each_row(spark, rows):
