@@ -19,6 +19,7 @@ from sparkdl.batches.reading.gather import Decode, valid_name
 from sparkdl.batches.reading.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective, on_leader
+from sparkdl.compat.heap import kept_heap
 from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.errors import ConfigError
@@ -116,7 +117,7 @@ def run_rank(world: World, job: RankJob) -> RankReport:
         collective = open_collective(world, backend=job.backend, gradient_bytes=_gradient_bytes(job.task))
     failed = True
     try:
-        with eager():
+        with eager(), kept_heap():
             text = job.strategy
             if text == AUTO:
                 with span("choose", seconds):

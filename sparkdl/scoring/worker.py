@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from sparkdl.compat.heap import kept_heap
 from sparkdl.config import ScoreConfig
 from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature
@@ -55,13 +56,14 @@ class Scorer:
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(column.name for column in self.kept), *self.columns]
-        for batch in merge_small(batches, self.config.batch_rows):
-            if model is None:  # a task without rows loads nothing
-                model = loaded(self.source, device)
-            answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]
-            outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
-            # one batch out for one in: each costs Spark and Arrow a fixed time a column
-            yield pa.RecordBatch.from_arrays([*kept_columns(batch, self.kept), *outputs], names=names)
+        with kept_heap():
+            for batch in merge_small(batches, self.config.batch_rows):
+                if model is None:  # a task without rows loads nothing
+                    model = loaded(self.source, device)
+                answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]
+                outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
+                # one batch out for one in: each costs Spark and Arrow a fixed time a column
+                yield pa.RecordBatch.from_arrays([*kept_columns(batch, self.kept), *outputs], names=names)
 
     @property
     def _rows(self) -> int:

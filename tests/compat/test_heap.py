@@ -1,0 +1,63 @@
+"""Freed memory stays for the next step inside the block, and goes back to the system behind it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sparkdl.compat import heap
+from sparkdl.compat.heap import kept_heap
+
+pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone has it")
+
+# In a process of its own: what others have freed and kept would count.
+STEPS = """
+import json, resource
+import torch
+from sparkdl.compat.heap import kept_heap
+
+def faults_of_a_step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        tensors = [torch.ones(2_000_000) for _ in range(12)]
+        del tensors
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+faults_of_a_step()
+outside, before = faults_of_a_step(), resident()
+with kept_heap():
+    faults_of_a_step()
+    inside, within = faults_of_a_step(), resident()
+print(json.dumps({"outside": outside, "inside": inside, "held": within - before, "left": resident() - before}))
+"""
+
+
+def test_freed_memory_is_kept_inside_and_given_back_behind():
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, env=env)
+    pages = json.loads(run.stdout)
+    assert pages["outside"] > 1_000  # 96 MB of 4 KiB pages, most of them cleared anew
+    assert pages["inside"] < 10
+    assert pages["held"] > 10 << 20
+    assert pages["left"] < 2 << 20
+
+
+def test_what_the_block_raises_comes_out_of_it():
+    with pytest.raises(ValueError, match="of the block"), kept_heap():
+        raise ValueError("of the block")
+
+
+def test_without_glibc_the_block_runs_as_it_is(monkeypatch):
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
+    ran = []
+    with kept_heap():
+        ran.append(1)
+    assert ran
