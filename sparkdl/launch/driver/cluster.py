@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkdl.compat.spark_errors import OTHER_PYTHON, lacking_module
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError
+from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError, first_line
 from sparkdl.launch.addresses import address_of
 from sparkdl.launch.driver.preflight import ClusterFacts
 
@@ -139,9 +139,8 @@ def as_cluster_error(error: BaseException) -> BaseException:
             "driver_host, so that values do not pass through Spark"
         )
     elif type(error).__module__.startswith(("pyspark", "py4j")):
-        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         translated = ClusterError(
-            f"Spark could not run the ranks ({first.strip()[:500]}): its own error is the cause below"
+            f"Spark could not run the ranks ({first_line(error)[:500]}): its own error is the cause below"
         )
     if translated is None:
         return error

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.errors import ConfigError, DataError, SchemaError, first_line
 from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
@@ -291,8 +291,7 @@ class CatalogRows(Rows):
             self._frame = spark.read.table(table)
             self._names = self._frame.columns
         except PySparkException as error:
-            reason = str(error).partition("\n")[0]
-            raise SchemaError(f"Spark cannot read the table {table}: {reason}") from error
+            raise SchemaError(f"Spark cannot read the table {table}: {first_line(error)}") from error
 
     def sample(self) -> Sample:
         """A share of its rows, drawn at random."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.documents.typed import encode
-from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.errors import ConfigError, DataError, SchemaError, first_line
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import Expectation
 from sparkdl.pipeline.spec.data import OUTCOMES
@@ -229,8 +229,7 @@ def condition_of(frame: DataFrame, name: str, check: str) -> Column:
             condition = F.expr(check)
             kind = frame.select(condition.alias("condition")).schema["condition"].dataType.typeName()
     except (AnalysisException, ParseException) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"expect.{name}: {check!r} cannot be asked of the rows: {reason}") from error
+        raise ConfigError(f"expect.{name}: {check!r} cannot be asked of the rows: {first_line(error)}") from error
     if kind != "boolean":
         raise ConfigError(f"expect.{name}: {check!r} is a {kind}: write a condition that is true or false")
     return condition

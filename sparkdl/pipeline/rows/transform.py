@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkdl.compat.spark_errors import unlogged_queries
-from sparkdl.errors import SchemaError
+from sparkdl.errors import SchemaError, first_line
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import WINDOW
@@ -71,5 +71,5 @@ def select_from_source(spark: SparkSession, sql: str, rows: DataFrame) -> DataFr
 
 def sql_refused(error: Exception) -> str:
     """What Spark has against a text of SQL, as the end of a sentence."""
-    reason = str(error).strip().partition("\n")[0].partition("; line ")[0]
+    reason = first_line(error).partition("; line ")[0]
     return re.sub(r"^\[[\w.]+\] |, `_window`| SQLSTATE: \w+| \(line \d+, pos \d+\)", "", reason).rstrip(". ")

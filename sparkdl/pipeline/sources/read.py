@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import DataError, SchemaError
+from sparkdl.errors import DataError, SchemaError, first_line
 from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.window_column import window_column
@@ -57,8 +57,9 @@ def read_rows(spark: SparkSession, source: Source, snapshot: SourceSnapshot) -> 
         with source_errors(listed=source.files_listed):
             frame = source.frame(spark, snapshot)
     except PySparkException as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
+        raise SchemaError(
+            f"the source cannot be read: {first_line(error)}; correct source, or how it is written"
+        ) from error
     return with_windows(frame, source)
 
 
