@@ -67,6 +67,7 @@ def _size(options: argparse.Namespace, console: Console) -> int:
     import torch
 
     from sparkdl.pipeline.code import importable, imported
+    from sparkdl.strategies.mesh_strategy import check_layers
     from sparkdl.strategies.planner import NOT_RANKED, Link, measure_model, rank_strategies
 
     ranks = _ranks(options.ranks)
@@ -97,6 +98,7 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         f"{backward:.3g} s, optimizer {costs.optimizer_seconds:.3g} s, activations "
         f"{size_text(costs.activation_bytes * costs.rows)}, {costs.flops * costs.rows:.3g} FLOP",
         highlight=False,
+        soft_wrap=True,
     )
     fits = True
     for count in ranks:
@@ -104,10 +106,10 @@ def _size(options: argparse.Namespace, console: Console) -> int:
             costs,
             link,
             count,
+            check=lambda mesh: check_layers(mesh, model),
             memory_bytes=memory,
             within_host=within,
             local_ranks=options.local_ranks,
-            true_reduce_scatter=options.device.startswith("cuda"),
         )
         console.print(_table(plan, options.top))
         fits = fits and bool(plan.fitting)
@@ -118,7 +120,8 @@ def _size(options: argparse.Namespace, console: Console) -> int:
             console.print(f"nor do {len(plan.impossible) - _SHOWN} other meshes", highlight=False)
         for estimate in plan.others:
             why = NOT_RANKED[estimate.strategy]
-            console.print(f"not ranked: {estimate.strategy}, {estimate.seconds:.3g} s a step, {why}", highlight=False)
+            unranked = f"not ranked: {estimate.strategy}, {estimate.seconds:.3g} s a step, {why}"
+            console.print(unranked, highlight=False, soft_wrap=True)
     console.print(
         f"\nall_reduce by simulation, {costs.rows:,} rows a rank, jitter {costs.jitter:.1%}; what others published:",
         highlight=False,

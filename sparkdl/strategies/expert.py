@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from sparkdl.collective.pairwise import all_to_all
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import MixtureOfExperts, mixtures, run_experts, share_tokens
 
@@ -142,7 +143,10 @@ class _AllToAll(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        if rows.is_cpu:
+            all_to_all(arrived, rows.contiguous(), received, sent, group)
+        else:
+            dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
         return arrived
 
     @staticmethod

@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -73,15 +73,12 @@ class Link:
         latency: seconds of a message without any.
         slowed: the share of its speed that computing loses while the link is busy.
         stretched: how many times as long a message takes while ranks compute.
-        gathers: measured all-gathers: bytes that a rank gets from others and the seconds that takes, rising; empty
-            where they are taken for half an all-reduce. On shaped links large ones took up to half as long again.
     """
 
     bandwidth: float
     latency: float
     slowed: float = 0.0
     stretched: float = 1.0
-    gathers: Sequence[tuple[float, float]] = ()
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0 or not self.latency >= 0:
@@ -97,16 +94,8 @@ class Link:
         return 2 * (ranks - 1) * (self.latency + payload / ranks / self.bandwidth)
 
     def all_gather(self, payload: float, ranks: int) -> float:
-        """Seconds until every rank has the whole ``payload``, of which each had a part."""
-        if not self.gathers or ranks == 1 or not payload:
-            return self.all_reduce(payload, ranks) / 2
-        received = payload * (ranks - 1) / ranks
-        (low, low_seconds), (high, high_seconds) = self.gathers
-        if received > high:
-            return high_seconds * received / high
-        share = (received - low) / (high - low)
-        least = (ranks - 1) * self.latency + received / self.bandwidth
-        return max(low_seconds + share * (high_seconds - low_seconds), least)
+        """Seconds until every rank has the whole ``payload``, of which each had a part; of a reduce-scatter, too."""
+        return self.all_reduce(payload, ranks) / 2
 
     def send(self, payload: float) -> float:
         """Seconds of one message."""
@@ -647,8 +636,6 @@ def measure_link(collective: Collective) -> Link:
     if ranks == 1:
         return Link(bandwidth=math.inf, latency=0.0)
 
-    import torch.distributed as dist
-
     def seconds(call: Callable[[], Any]) -> float:
         calls = []
         for number in range(_CALLS + 1):
@@ -664,19 +651,13 @@ def measure_link(collective: Collective) -> Link:
         numbers = torch.zeros(payload // _FLOATS, device=device)
         return seconds(lambda: collective.all_reduce(numbers, "sum"))
 
-    def all_gather(received: int) -> tuple[float, float]:
-        part = torch.zeros(received // (ranks - 1) // _FLOATS, device=device)
-        parts = torch.zeros(len(part) * ranks, device=device)
-        return received, seconds(lambda: dist.all_gather_into_tensor(parts, part))
-
     small, large = all_reduce(_FLOATS), all_reduce(_PROBE_BYTES)
     messages = 2 * (ranks - 1)
     latency = small / messages
     bandwidth = _PROBE_BYTES / ranks / max(large / messages - latency, 1e-9)
     beside = collective.all_gather_object(_beside_computing(large, device))
     slowed, stretched = (max(values) for values in zip(*beside, strict=True))
-    gathers = [all_gather(received) for received in (_PROBE_BYTES // 16, _PROBE_BYTES)]
-    return Link(bandwidth=bandwidth, latency=latency, slowed=slowed, stretched=stretched, gathers=gathers)
+    return Link(bandwidth=bandwidth, latency=latency, slowed=slowed, stretched=stretched)
 
 
 def _beside_computing(large: float, device: str) -> tuple[float, float]:
@@ -752,31 +733,21 @@ def choose(
     costs = measure_model(model, make_optimizer, example, ranks=[ranks], input_style=input_style)
     link = measure_link(collective)
 
+    def check(mesh: Mesh) -> None:
+        if by_user and mesh.pipeline != 1:
+            raise ConfigError(f"strategy='{mesh}' calls the parts of the model, and a function of yours calls it whole")
+        check_training(mesh, config, collective.world.device)
+        check_layers(mesh, model)
+
     def fastest() -> tuple[str, str]:
-        every_plan = rank_strategies(
+        plan = rank_strategies(
             costs,
             link,
             ranks,
+            check=check,
             memory_bytes=min(memory for _, memory in places),
             local_ranks=min(local for local, _ in places),
-            true_reduce_scatter=collective.world.device != "cpu",
         )
-        meshes = dict(_candidates(ranks, with_experts=bool(costs.mixtures)))
-
-        def goes(strategy: str) -> bool:
-            mesh = meshes[strategy]
-            if by_user and mesh.pipeline != 1:
-                return False
-            if mesh.is_data_parallel:
-                return True
-            try:
-                check_training(mesh, config, collective.world.device)
-                check_layers(mesh, model)
-            except ConfigError:
-                return False
-            return True
-
-        plan = replace(every_plan, fitting=[estimate for estimate in every_plan.fitting if goes(estimate.strategy)])
         if not plan.fitting:
             raise ConfigError(plan.reason)
         return plan.fitting[0].strategy, plan.reason
@@ -792,10 +763,10 @@ def rank_strategies(
     link: Link,
     ranks: int,
     *,
+    check: Callable[[Mesh], None] | None = None,
     memory_bytes: float = math.inf,
     within_host: Link | None = None,
     local_ranks: int = 1,
-    true_reduce_scatter: bool = False,
 ) -> Plan:
     """Estimate every strategy for ``ranks``, and put the fastest that fits first.
 
@@ -803,10 +774,11 @@ def rank_strategies(
         costs: of the model.
         link: between hosts, the slowest on the way of a ring.
         ranks: how many.
+        check: raises ``ConfigError`` for a mesh that the training would refuse, as ``check_layers`` does; it is not
+            asked of those that copy the whole model. None checks nothing.
         memory_bytes: that a rank has for weights, gradients, optimizer state and activations.
         within_host: between ranks of one host; None is ``link``.
         local_ranks: ranks of a host; neighbours in the mesh share one as far as they can.
-        true_reduce_scatter: the backend has one, as NCCL has; gloo's is an all-reduce, which sends twice as much.
     """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks are none: give 1 or more")
@@ -817,9 +789,9 @@ def rank_strategies(
         one_host = inner if ranks <= local_ranks else link
         group = inner if max(mesh.tensor or 1, mesh.shard or 1, mesh.expert or 1) <= local_ranks else link
         try:
-            seconds, computing, sent, memory = _step(
-                strategy, mesh, costs, all_ranks=one_host, group=group, true_reduce_scatter=true_reduce_scatter
-            )
+            if check is not None and not mesh.is_data_parallel:
+                check(mesh)
+            seconds, computing, sent, memory = _step(strategy, mesh, costs, all_ranks=one_host, group=group)
         except ConfigError as refused:
             impossible[strategy] = str(refused)
             continue
@@ -917,7 +889,7 @@ def _candidates(ranks: int, *, with_experts: bool) -> Iterator[tuple[str, Mesh]]
 
 
 def _step(
-    strategy: str, mesh: Mesh, costs: ModelCosts, *, all_ranks: Link, group: Link, true_reduce_scatter: bool
+    strategy: str, mesh: Mesh, costs: ModelCosts, *, all_ranks: Link, group: Link
 ) -> tuple[float, float, float, float]:
     """Seconds of a step, those of computing, sent bytes and memory of a rank.
 
@@ -953,9 +925,7 @@ def _step(
         size * part for size in (costs.parameter_bytes, costs.gradient_bytes, costs.state_bytes)
     )
     if shards > 1:
-        return _sharded_step(
-            costs, mesh, forward, backward, optimizer, group if copies == 1 else all_ranks, true_reduce_scatter
-        )
+        return _sharded_step(costs, mesh, forward, backward, optimizer, group if copies == 1 else all_ranks)
     reduced, sent_now = _reduced_while_backward(costs, {copies: part}, backward, all_ranks)
     seconds = forward + split_seconds + reduced + optimizer
     sent += sent_now
@@ -1025,17 +995,16 @@ def _sharded_step(
     backward: float,
     optimizer: float,
     link: Link,
-    true_reduce_scatter: bool,
 ) -> tuple[float, float, float, float]:
     """``fully_shard``: blocks are gathered before they compute, their gradients reduced behind; copies average."""
     shards, copies = int(mesh.shard or 1), int(mesh.data or 1)
     passes = 1 if mesh.keep_parameters else 2
     gather = sum(link.all_gather(block, shards) for block in costs.blocks) * passes
-    scatter = sum(link.all_reduce(block, shards) for block in costs.blocks) * (0.5 if true_reduce_scatter else 1.0)
+    scatter = sum(link.all_gather(block, shards) for block in costs.blocks)
     average = link.all_reduce(costs.gradient_bytes / shards, copies)
     overhead = _overhead(costs, "zero2" if mesh.keep_parameters else "fsdp")
     share = (shards - 1) / shards
-    sent = costs.parameter_bytes * share * (passes + (1 if true_reduce_scatter else 2))
+    sent = costs.parameter_bytes * share * (passes + 1)
     sent += 2 * costs.gradient_bytes / shards * (copies - 1) / copies
     computing = forward + backward + optimizer
     memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) / shards

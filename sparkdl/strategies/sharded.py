@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.batchnorm import _NormBase
 
+from sparkdl.collective.pairwise import all_gather, reduce_scatter
 from sparkdl.compat.view_outputs import copy_views
 from sparkdl.nn.mixture import mixtures
 
@@ -81,6 +83,11 @@ def shard(
     for module in modules:
         if module not in dealt:
             fully_shard(module, mesh=mesh, **options)
+    if mesh.device_type == "cpu":
+        sharded: set[Any] = {*modules, *dealt, *(layer.gate for layer in dealt)}
+        for module in sharded:
+            module.set_custom_all_gather(_AllGather())
+            module.set_custom_reduce_scatter(_ReduceScatter())
 
 
 def ungather(model: torch.nn.Module) -> None:
@@ -90,3 +97,34 @@ def ungather(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+class _Buffers:
+    """What ``fully_shard`` asks a collective of its own for besides the call."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Buffers):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        all_gather(output_tensor, input_tensor, group)
+
+
+class _ReduceScatter(_Buffers):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+            return
+        reduce_scatter(output_tensor, input_tensor, group)
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(group.size())

@@ -23,10 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from shaped_hosts import needs_hosts, run_on_hosts, versions
 
+from sparkdl.nn import MixtureOfExperts
+
 RATES = {"1gbit": "64kb", "200mbit": "16kb"}
 """With what passes at once after a pause: little, as on a cable, or the small messages of a pipeline take no time."""
 STEPS, SKIPPED, ROUNDS = 6, 2, 2
-STRATEGIES = ("all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline")
+STRATEGIES = ("all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline", "expert")
 
 
 class Residual(nn.Module):
@@ -64,6 +66,22 @@ class Wide(nn.Module):
         return self.body(self.table(x).flatten(1))
 
 
+class Experts(nn.Module):
+    """Sixteen words, each of which goes through two of eight experts, twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(128, 128)
+        self.mixtures = nn.ModuleList(MixtureOfExperts(128, 256, 8) for _ in range(2))
+        self.last = nn.Linear(128, 1)
+
+    def forward(self, x):
+        words = self.first(x)
+        for mixture in self.mixtures:
+            words = words + mixture(words)
+        return self.last(words.mean(1))
+
+
 def convolutions():
     layers, channels = [], [3, 16, 32, 64]
     for before, after in itertools.pairwise(channels):
@@ -76,6 +94,7 @@ MODELS = {  # makes the model, a row, and rows of the global batch
     "transformer": (Words, lambda n: torch.randint(1000, (n, 32)), 64),
     "embedding": (Wide, lambda n: torch.randint(50_000, (n, 8)), 512),
     "CNN": (convolutions, lambda n: torch.randn(n, 3, 32, 32), 64),
+    "mixture": (Experts, lambda n: torch.randn(n, 16, 128), 64),
 }
 
 
@@ -115,6 +134,7 @@ def trained(name, strategy, collective):
 def on_a_rank(world):
     """By model, what was estimated and what each round took."""
     from sparkdl.collective import open_collective
+    from sparkdl.strategies.mesh_strategy import check_layers
     from sparkdl.strategies.planner import measure_link, measure_model, rank_strategies
 
     torch.set_num_threads(1)
@@ -122,9 +142,10 @@ def on_a_rank(world):
     results = {}
     for name, (make, _, _) in MODELS.items():
         collective.barrier()
-        costs = measure_model(make(), lambda m: torch.optim.AdamW(m.parameters()), {"x": batch_of(name)}, ranks=[2])
+        model = make()
+        costs = measure_model(model, lambda m: torch.optim.AdamW(m.parameters()), {"x": batch_of(name)}, ranks=[2])
         link = measure_link(collective)
-        plan = rank_strategies(costs, link, world.size)
+        plan = rank_strategies(costs, link, world.size, check=lambda mesh, model=model: check_layers(mesh, model))
         estimates = {e.strategy: (e.seconds, e.computing, e.sent_bytes) for e in plan.fitting}
         taken = {}
         for strategy in STRATEGIES:

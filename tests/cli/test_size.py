@@ -15,6 +15,9 @@ def make():
 def words():
     return nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 1))
 
+def counted():
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
 def nothing():
     return 3
 """
@@ -87,3 +90,13 @@ def test_what_cannot_be_is_one_sentence(size, words, sentence):
     assert code == 1
     assert sentence in out.err
     assert out.err.count("\n") == 1
+
+
+def test_what_a_training_would_refuse_is_not_ranked(size):
+    code, out = size("models_to_size:counted", "--input", "x=8", "--rows", "64", "--ranks", "2", "--top", "9")
+    assert code == 0
+    ranked = [line.split()[1] for line in out.out.splitlines() if line.startswith("│")]
+    assert {"all_reduce", "zero2", "fsdp"} <= set(ranked)
+    assert not {"tensor", "pipeline"} & set(ranked)
+    assert "tensor does not go: layer '1', a BatchNorm1d" in out.out
+    assert "pipeline does not go: 1 is a BatchNorm1d" in out.out

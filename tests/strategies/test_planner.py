@@ -12,6 +12,7 @@ from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn import MixtureOfExperts
+from sparkdl.strategies.mesh_strategy import check_layers
 from sparkdl.strategies.planner import (
     NOT_RANKED,
     Link,
@@ -54,16 +55,7 @@ def test_a_ring_sends_each_part_twice_but_for_one():
     link = Link(bandwidth=1e6, latency=0.01)
     assert link.all_reduce(1e6, 4) == pytest.approx(2 * 3 * (0.01 + 0.25))
     assert link.all_gather(1e6, 4) == pytest.approx(3 * (0.01 + 0.25))
-    assert link.all_reduce(1e6, 1) == 0.0
-
-
-def test_gathers_take_as_long_as_measured_ones():
-    link = Link(bandwidth=1e6, latency=0.0, gathers=((1e5, 0.1), (1e6, 1.5)))
-    assert link.all_gather(2e5, 2) == pytest.approx(0.1)
-    assert link.all_gather(1.1e6, 2) == pytest.approx(0.8)
-    assert link.all_gather(4e6, 2) == pytest.approx(3.0)
-    assert link.all_gather(1e4, 2) == pytest.approx(5e3 / 1e6)  # no faster than the bandwidth
-    assert link.all_gather(1e6, 1) == 0.0
+    assert link.all_reduce(1e6, 1) == link.all_gather(1e6, 1) == 0.0
 
 
 def test_copies_over_a_fast_link_take_their_part_of_the_passes():
@@ -253,6 +245,18 @@ def test_measuring_says_why_a_model_cannot_be_cut():
     plan = rank_strategies(costs, FAST, 2)
     assert "BatchNorm1d" in plan.impossible["pipeline"]
     assert "splits" not in plan.impossible["tensor"]
+
+
+def test_what_the_training_would_refuse_is_not_ranked():
+    model = nn.Sequential(nn.Linear(16, 16), MixtureOfExperts(16, 32, 4, capacity_factor=1.25))
+    costs = measured(model)
+    assert "pipeline" in {estimate.strategy for estimate in rank_strategies(costs, FAST, 2).fitting}
+    plan = rank_strategies(costs, FAST, 2, check=lambda mesh: check_layers(mesh, model))
+    assert "capacity_factor=1.25" in plan.impossible["pipeline"]
+    assert {"all_reduce", "zero1", "fsdp", "expert"} <= {estimate.strategy for estimate in plan.fitting}
+
+
+def test_a_model_without_outputs_to_differentiate_is_refused():
     with pytest.raises(ConfigError, match="nothing that depends on a parameter which is trained"):
         measured(nn.Linear(16, 1).requires_grad_(False))
 
