@@ -113,9 +113,9 @@ def _own_remote_frames(rank: int | None, text: str) -> list[str]:
     user_frames = [frame for frame in frames if not _REMOTE_LIBRARY.search(frame[0])] or frames
     lines = []
     for file, line, source in user_frames[-_SHOWN_FRAMES:]:
-        place = "the cell" if "ipykernel" in file else file  # whose text the driver has, and a rank has not
+        location = "the cell" if "ipykernel" in file else file  # whose text the driver has, and a rank has not
         source = source or linecache.getline(file, int(line)).strip()
-        lines.append(f"  on rank {rank} in {place}, line {line}: {source}")
+        lines.append(f"  on rank {rank} in {location}, line {line}: {source}")
     return lines
 
 

@@ -309,5 +309,5 @@ def _count(count: int, word: str) -> str:
 
 
 def _clock(seconds: float) -> str:
-    whole = math.ceil(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    whole_seconds = math.ceil(seconds)
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"

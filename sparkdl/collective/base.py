@@ -244,8 +244,8 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     A dimension of one element may have any stride in a contiguous tensor, and torch views none but 1 as bytes.
     """
-    whole = tensor.detach().contiguous()
-    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+    contiguous = tensor.detach().contiguous()
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
 
 
 def on_leader(collective: Collective, act: Callable[[], Value]) -> Value:

@@ -71,10 +71,10 @@ class Values:
         """Lay ``elements`` (these, or what they were cast to) out as ``(rows, *shape)``; null rows hold ``fill``."""
         if self.missing is None:
             return elements.reshape(self.rows, *shape)
-        whole = np.full((self.rows, *shape), fill, elements.dtype)
+        padded = np.full((self.rows, *shape), fill, elements.dtype)
         present = ~self.missing
-        whole[present] = elements.reshape(int(present.sum()), *shape)
-        return whole
+        padded[present] = elements.reshape(int(present.sum()), *shape)
+        return padded
 
     def nulls_by_element(self, shape: tuple[int, ...]) -> Array | None:
         """``(rows, *shape)`` bool, True where a row or an element of it is null; None if nothing is."""
@@ -210,10 +210,10 @@ def _vectors(name: str, present: pa.Array) -> tuple[Array, Array, int]:
     if not sparse.any():
         return numbers, lengths, k
     row_of = np.repeat(np.arange(rows), stored)
-    place = np.arange(len(numbers)) - (np.cumsum(stored) - stored)[row_of]
-    place[sparse[row_of]] = to_numpy(indices.filter(from_numpy(sparse)).flatten())
+    positions = np.arange(len(numbers)) - (np.cumsum(stored) - stored)[row_of]
+    positions[sparse[row_of]] = to_numpy(indices.filter(from_numpy(sparse)).flatten())
     dense = np.zeros((rows, k))
-    dense[row_of, place] = numbers
+    dense[row_of, positions] = numbers
     return dense.reshape(-1), lengths, k
 
 

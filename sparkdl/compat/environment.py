@@ -18,12 +18,12 @@ def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
 
     Afterwards the whole environment and the working directory are as before, whatever the block did to them.
     """
-    before, directory = dict(os.environ), os.getcwd()
+    earlier, directory = dict(os.environ), os.getcwd()
     _set(variables)
     try:
         yield
     finally:
-        _set({name: before.get(name) for name in {*before, *os.environ} if os.environ.get(name) != before.get(name)})
+        _set({name: earlier.get(name) for name in {*earlier, *os.environ} if os.environ.get(name) != earlier.get(name)})
         if os.getcwd() != directory:
             os.chdir(directory)
 

@@ -40,11 +40,11 @@ def termination_interrupts() -> Iterator[None]:
     ours = {signal.SIGTERM: _outside_imports(interrupt)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, or somebody else's
         ours[signal.SIGINT] = _outside_imports(signal.default_int_handler)
-    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    handlers = {number: signal.signal(number, handler) for number, handler in ours.items()}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if signal.getsignal(number) is ours[number]:  # pyspark leaves its own
                 signal.signal(number, handler)
 
@@ -76,11 +76,11 @@ def interrupts_wait() -> Iterator[None]:
     def note(number: int, _: Any) -> None:
         signals.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
+    handler = signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         if signal.getsignal(signal.SIGINT) is note:  # else pyspark has set its own, which ends jobs first
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
     if signals:
         raise KeyboardInterrupt

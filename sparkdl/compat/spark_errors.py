@@ -56,13 +56,13 @@ def unlogged_queries() -> Iterator[None]:
     """
     logger_class = sys.modules["pyspark.logger"].PySparkLogger  # as pyspark.errors has loaded it
     loggers = [logger_class.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")]
-    before = [logger.disabled for logger in loggers]
+    were_disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
+        for logger, disabled in zip(loggers, were_disabled, strict=True):
             logger.disabled = disabled
 
 
@@ -156,9 +156,9 @@ def map_task_errors_of_actions() -> None:
     captured: Any = sys.modules.get("pyspark.errors.exceptions.captured")
     gateway: Any = sys.modules.get("py4j.java_gateway")
     if captured is not None and gateway is not None and not hasattr(captured.capture_sql_exception, "__wrapped__"):
-        whole = captured.capture_sql_exception
+        original = captured.capture_sql_exception
         # Each new session asks for it again, to wrap py4j's function anew.
-        captured.capture_sql_exception = functools.wraps(whole)(lambda function: _mapped(whole(function)))
+        captured.capture_sql_exception = functools.wraps(original)(lambda function: _mapped(original(function)))
         gateway.get_return_value = _mapped(gateway.get_return_value)
     connect: Any = sys.modules.get("pyspark.sql.connect.client.core")
     if connect is not None and not hasattr(connect.SparkConnectClient._handle_error, "__wrapped__"):

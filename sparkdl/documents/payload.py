@@ -107,11 +107,11 @@ class _Pickler(Pickler):
         storage = value._untyped_storage if typed else value
         if not isinstance(storage, torch.UntypedStorage) or storage.device.type != "cpu" or not storage.nbytes():
             return None
-        place = self._places.setdefault(storage.data_ptr(), len(self.storages))
-        if place == len(self.storages):
+        number = self._places.setdefault(storage.data_ptr(), len(self.storages))
+        if number == len(self.storages):
             # The array keeps the storage alive, and so its address unique.
             self.storages.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
-        return place, value.dtype if typed else None
+        return number, value.dtype if typed else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -121,13 +121,13 @@ class _Unpickler(pickle.Unpickler):
         self._made: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
-        place, dtype = pid
-        if place not in self._made:
-            array = self._arrays[place]
+        number, dtype = pid
+        if number not in self._made:
+            array = self._arrays[number]
             shared = self._share and array.nbytes >= _SHARED_BYTES and array.flags.writeable
-            whole = array if shared else _copied(array)
-            self._made[place] = torch.from_numpy(whole).untyped_storage()
-        storage = self._made[place]
+            storage_bytes = array if shared else _copied(array)
+            self._made[number] = torch.from_numpy(storage_bytes).untyped_storage()
+        storage = self._made[number]
         if dtype is None:
             return storage
         return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]

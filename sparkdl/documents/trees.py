@@ -206,8 +206,8 @@ class Layout:
         base = 8 + len(text)
         padding = -base % 16  # so that views are aligned in memory; the file begins after it
         pinned = any(tensor.is_cuda for tensor in tensors.values())
-        whole = torch.empty(padding + base + end, dtype=torch.uint8, pin_memory=pinned)
-        buffer = whole[padding:]
+        padded_buffer = torch.empty(padding + base + end, dtype=torch.uint8, pin_memory=pinned)
+        buffer = padded_buffer[padding:]
         buffer[:8] = torch.frombuffer(bytearray(len(text).to_bytes(8, "little")), dtype=torch.uint8)
         buffer[8:base] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         views = {}

@@ -273,8 +273,8 @@ def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> An
         transformed = function(frame)
     except Exception as error:
         _, user_frame, *_ = *traceback.extract_tb(error.__traceback__), None  # the first frame is this one
-        place = f" at {user_frame.filename}:{user_frame.lineno}" if user_frame else ""
-        raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{place}: correct it") from error
+        location = f" at {user_frame.filename}:{user_frame.lineno}" if user_frame else ""
+        raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{location}: correct it") from error
     lacking = [name for name in names if name not in getattr(transformed, "columns", ())]
     if lacking:
         returned = list(transformed.columns) if hasattr(transformed, "columns") else f"a {type(transformed).__name__}"
@@ -362,8 +362,8 @@ def prepare_data(
         idx += 1
     parts = {"train_path": df} if marks is None else {"train_path": df.filter(~marks), "val_path": df.filter(marks)}
     for name, rows in parts.items():
-        place = store.parquet(name, idx)  # type: ignore[arg-type]
-        rows.select(*columns).coalesce(num_processes * partitions_per_process).write.parquet(place.spark_uri)
+        folder = store.parquet(name, idx)  # type: ignore[arg-type]
+        rows.select(*columns).coalesce(num_processes * partitions_per_process).write.parquet(folder.spark_uri)
         if verbose:
-            print(f"{name.removesuffix('_path')} rows lie in {place.spark_uri}", flush=True)
+            print(f"{name.removesuffix('_path')} rows lie in {folder.spark_uri}", flush=True)
     yield idx

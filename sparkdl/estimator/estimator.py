@@ -81,10 +81,10 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         """
         estimator = self.copy(dict(params)) if params else self
         spark = _session()
-        place = estimator.getOrDefault("store")
-        if place is None:
+        store_or_path = estimator.getOrDefault("store")
+        if store_or_path is None:
             raise ConfigError("fit_on_parquet reads from a store, and none is set: set store, or use fit(df)")
-        store = open_store(place, shared_disk=True)
+        store = open_store(store_or_path, shared_disk=True)
         training_rows = store.parquet("train_path", dataset_idx)
         if not training_rows.exists():
             raise StorageError(f"there is nothing at {training_rows.uri}: write Parquet files there, or use fit(df)")

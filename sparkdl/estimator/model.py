@@ -219,10 +219,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             StorageError: the registry cannot be written.
         """
         with tempfile.TemporaryDirectory(prefix="sparkdl-publish-") as folder:
-            place = Storage.of(Path(folder)).child("bundle")
-            self.save_bundle(place, **bundle)
+            bundle_folder = Storage.of(Path(folder)).child("bundle")
+            self.save_bundle(bundle_folder, **bundle)
             return publish_bundle(
-                registry, name, place, self._origin,
+                registry, name, bundle_folder, self._origin,
                 metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,
                 first_alias=first_alias, mlflow=mlflow,
             )  # fmt: skip
@@ -506,23 +506,23 @@ def renaming(
         ConfigError: feature_columns or input_shapes do not fit the signature.
     """
     signature_columns = signature.columns
-    before = list(order) if order and sorted(order) == sorted(signature_columns) else signature_columns
-    now = params.getOrDefault("feature_columns") or before
-    _check_shapes(signature, before, params.getOrDefault("input_shapes"))
+    default_order = list(order) if order and sorted(order) == sorted(signature_columns) else signature_columns
+    now = params.getOrDefault("feature_columns") or default_order
+    _check_shapes(signature, default_order, params.getOrDefault("input_shapes"))
     if features is not None:
         raw = list(features.columns)
-        if now not in (before, raw):
+        if now not in (default_order, raw):
             raise ConfigError(
                 f"feature_columns={now} cannot rename {raw}, which the model's features know by name: rename the "
                 "columns of the rows instead"
             )
         return {}
-    if len(now) != len(before):
+    if len(now) != len(default_order):
         raise ConfigError(
-            f"feature_columns={now} are {len(now)} names for the {len(before)} columns {before} that the model takes: "
-            "name one for each, in this order"
+            f"feature_columns={now} are {len(now)} names for the {len(default_order)} columns {default_order} that the "
+            "model takes: name one for each, in this order"
         )
-    return {old: new for old, new in zip(before, now, strict=True) if old != new}
+    return {old: new for old, new in zip(default_order, now, strict=True) if old != new}
 
 
 def _check_shapes(signature: Signature, columns: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> None:

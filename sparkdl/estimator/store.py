@@ -64,8 +64,8 @@ class Store:
     def __post_init__(self) -> None:
         if self.keep_shards not in ("pinned", "always", "never"):
             raise ConfigError(f"keep_shards={self.keep_shards!r} is not one of 'pinned', 'always', 'never': choose one")
-        for name, place in self._places.items():
-            object.__setattr__(self, name, place.uri)
+        for name, storage in self._places.items():
+            object.__setattr__(self, name, storage.uri)
 
     @cached_property
     def _places(self) -> dict[str, Storage]:
@@ -95,7 +95,7 @@ class Store:
 
     def addresses(self) -> dict[str, str]:
         """The paths, by field, as texts that mean the same place under any default filesystem."""
-        return {name: place.spark_uri for name, place in self._places.items()}
+        return {name: storage.spark_uri for name, storage in self._places.items()}
 
     @property
     def root(self) -> Storage:
@@ -120,8 +120,8 @@ class Store:
 
     def parquet(self, name: Literal["train_path", "val_path", "test_path"], idx: int | None = None) -> Storage:
         """Where the Parquet files for ``fit_on_parquet`` lie."""
-        place = self._places[name]
-        return place if idx is None else place.sibling(f"{place.uri.rpartition('/')[2]}.{idx}")
+        storage = self._places[name]
+        return storage if idx is None else storage.sibling(f"{storage.uri.rpartition('/')[2]}.{idx}")
 
     def shards_uri(self, key: str) -> str:
         """Where the shard set of ``key`` lies."""
@@ -244,8 +244,8 @@ class Store:
         """Return pyarrow's ``ParquetDataset`` of a folder."""
         import pyarrow.parquet
 
-        files, place = Storage.of(_on_the_same_hdfs(self.root, path)).filesystem
-        return pyarrow.parquet.ParquetDataset(place, filesystem=files)
+        files, folder = Storage.of(_on_the_same_hdfs(self.root, path)).filesystem
+        return pyarrow.parquet.ParquetDataset(folder, filesystem=files)
 
     def discard_shards(self, uri: str | Storage, *, pinned: bool) -> None:
         """Delete a shard set after its fit, if the policy says so."""

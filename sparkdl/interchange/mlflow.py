@@ -412,10 +412,12 @@ def curves_of(version: ModelVersion, history: Sequence[Mapping[str, float | int 
     curves = [Curve(key, version.metrics[name]) for key, name in keys.items()]
     names = list(dict.fromkeys(name for row in history for name in row if name not in _NOT_CURVES))
     for key, name in _named((f"epoch.{name}", name) for name in names).items():
-        for place, row in enumerate(history):
+        for position, row in enumerate(history):
             if name in row:
                 value = row[name]
-                curves.append(Curve(key, math.nan if value is None else float(value), int(row.get("epoch") or place)))
+                curves.append(
+                    Curve(key, math.nan if value is None else float(value), int(row.get("epoch") or position))
+                )
     return curves
 
 
@@ -455,9 +457,9 @@ def batches(
     parts = [_chunks(list(part.items()), MOST_OTHERS) for part in (params, tags)]
     few = MOST_METRICS - 2 * MOST_OTHERS
     points = [list(metrics[start : start + few]) for start in range(0, len(metrics), few)]
-    for place in range(max(len(points), *map(len, parts))):
-        first, second = (dict(part[place]) if place < len(part) else {} for part in parts)
-        yield points[place] if place < len(points) else [], first, second
+    for position in range(max(len(points), *map(len, parts))):
+        first, second = (dict(part[position]) if position < len(part) else {} for part in parts)
+        yield points[position] if position < len(points) else [], first, second
 
 
 def _chunks(items: list[tuple[str, str]], most: int) -> list[list[tuple[str, str]]]:
@@ -628,8 +630,8 @@ def _typical(feature: Fitted, types: Mapping[str, str]) -> Any:
     words = list(statistics.values[:2]) or ["value"]
     if isinstance(options, Number):
         median = statistics.quantiles[_MEDIAN]
-        whole = types.get(options.source(feature.name), "") in ("tinyint", "smallint", "int", "bigint")
-        return int(median) if whole else median
+        is_integer = types.get(options.source(feature.name), "") in ("tinyint", "smallint", "int", "bigint")
+        return int(median) if is_integer else median
     if isinstance(options, Category):
         return words[0]
     if isinstance(options, Ids):
@@ -679,12 +681,12 @@ def check_installed() -> None:
 
 def shown(uri: str) -> str:
     """The address without what stands before its host or in its query; a password may hold any character."""
-    place, host = re.match(r"(?s)((?:[\w+.-]+:)?/*)(.*)", uri).groups()  # type: ignore[union-attr]
-    who, at, host = host.rpartition("@") if "///" not in place else ("", "", host)
+    scheme, host = re.match(r"(?s)((?:[\w+.-]+:)?/*)(.*)", uri).groups()  # type: ignore[union-attr]
+    who, at, host = host.rpartition("@") if "///" not in scheme else ("", "", host)
     if "?" in who:  # of a password, or of a query with an @ in it
-        return f"{place}***"
+        return f"{scheme}***"
     host, separator, _ = host.partition("?")
-    return f"{place}{'***@' if at else ''}{host}{'?***' if separator else ''}"
+    return f"{scheme}{'***@' if at else ''}{host}{'?***' if separator else ''}"
 
 
 @contextmanager

@@ -89,7 +89,9 @@ class Served:
                     "dt.tz_localize, or instead of spark_udf use sparkdl.load_model(...).transform"
                 )
         table = score_rows(self.model, rows, signature=self.signature, config=ScoreConfig(device="cpu"))
-        predictions = {name: table.column(place).to_pandas().to_numpy() for place, name in enumerate(self.columns)}
+        predictions = {
+            name: table.column(position).to_pandas().to_numpy() for position, name in enumerate(self.columns)
+        }
         return pd.DataFrame(predictions, index=rows.index)
 
 

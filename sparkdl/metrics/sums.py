@@ -194,10 +194,10 @@ def _class_metrics(table: Floats, task: Task) -> dict[str, Floats]:
     true, predicted, positive = np.split(table[:, 4:], 3, axis=1)
     shares = {"precision": (true, predicted), "recall": (true, positive), "f1": (2 * true, predicted + positive)}
     if task == "binary":
-        of_classes = {name: _share(part[:, 1], whole[:, 1]) for name, (part, whole) in shares.items()}
+        of_classes = {name: _share(part[:, 1], total[:, 1]) for name, (part, total) in shares.items()}
     else:  # as sklearn's macro average: over the classes that stand in labels or predictions
         present = predicted + positive
-        of_classes = {name: _mean_share(part, whole, present) for name, (part, whole) in shares.items()}
+        of_classes = {name: _mean_share(part, total, present) for name, (part, total) in shares.items()}
     named = zip(("log_loss", "brier", "accuracy"), table.T[1:4], strict=True)
     return {name: column / weight for name, column in named} | of_classes
 

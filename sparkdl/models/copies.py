@@ -136,10 +136,10 @@ def _fetch(info: BundleInfo, final: Path) -> None:
 
 def _remove_unused(cache: Path) -> None:
     """Remove copies that nobody has used for long, and what killed processes left of others."""
-    for place in cache.iterdir():
+    for copy in cache.iterdir():
         with suppress(OSError):  # another process was faster
-            if place.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
-                _discard(place)
+            if copy.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
+                _discard(copy)
 
 
 def _discard(copy: Path) -> None:

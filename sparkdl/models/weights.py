@@ -67,8 +67,8 @@ def save_weights(model: nn.Module, path: Path) -> WeightFacts:
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor on the CPU, contiguous, in memory of its own: safetensors refuses views of one another."""
     tensor = tensor.cpu().contiguous()
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+    owns_storage = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if owns_storage else tensor.clone()
 
 
 def load_weights(model: nn.Module, path: Path, facts: WeightFacts) -> nn.Module:

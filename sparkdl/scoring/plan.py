@@ -70,12 +70,12 @@ def plan_input(
         )
     parts: list[Part] = []
     for name in field.columns:
-        column, place = where.get(name, (name, -1))
-        if parts and place >= 0 and parts[-1].column == column:
+        column, position = where.get(name, (name, -1))
+        if parts and position >= 0 and parts[-1].column == column:
             last = parts[-1]
-            parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))
+            parts[-1] = Part(column, (*(last.picked or ()), position), (*last.names, name))
         else:
-            parts.append(Part(column, (place,) if place >= 0 else None, (name,)))
+            parts.append(Part(column, (position,) if position >= 0 else None, (name,)))
     return InputPlan(field, tuple(_whole(part, packs) for part in parts))
 
 

@@ -87,7 +87,7 @@ class Transport:
             _check_meaning(field, types)
         packable = _packs(signature, types)
         packs = packable if packed else {}
-        where = {name: (pack, place) for pack, names in packs.items() for place, name in enumerate(names)}
+        where = {name: (pack, position) for pack, names in packs.items() for position, name in enumerate(names)}
         single = [name for name in signature.columns if name not in where]
         passed = [name for name in kept if name not in where and name not in single]
         returned = tuple(Kept(name, *where.get(name, (name,))) for name in kept)

@@ -333,9 +333,9 @@ class MeshStrategy(Strategy):
         """Also refuse ``parameter.data = ...``: torch leaves a DTensor the part that it had, and says nothing."""
         super().check_parameters()
         storages = {parameter: parameter.untyped_storage() for parameter in self._parameter_of.values()}
-        before, self._storages = self._storages or storages, storages
+        earlier, self._storages = self._storages or storages, storages
         for parameter, storage in storages.items():
-            if storage is not before[parameter] and hasattr(parameter, "placements") and not self.mesh.offload:
+            if storage is not earlier[parameter] and hasattr(parameter, "placements") and not self.mesh.offload:
                 names = {parameter: name for name, parameter in self.model.named_parameters()}
                 raise ConfigError(
                     f"parameter {names[parameter]!r} was given other data while the model trained, and "

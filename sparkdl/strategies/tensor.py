@@ -307,8 +307,8 @@ def _whole(input: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         input = input.redistribute(placements=[Replicate()])
     else:
         input = DTensor.from_local(input, mesh, [Replicate()], run_check=False)
-    whole: torch.Tensor = input.to_local(grad_placements=[Partial()])
-    return whole
+    summed: torch.Tensor = input.to_local(grad_placements=[Partial()])
+    return summed
 
 
 def _dropout(tensor: DTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

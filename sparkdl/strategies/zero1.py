@@ -75,10 +75,10 @@ class Zero1(AllReduce):
         """Also refuse parameters that groups have got: the wrapper deals out whole groups."""
         super().check_parameters()
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        before, self._group_sizes = self._group_sizes, sizes
-        if self._splits and sizes[: len(before)] != before:
+        earlier_sizes, self._group_sizes = self._group_sizes, sizes
+        if self._splits and sizes[: len(earlier_sizes)] != earlier_sizes:
             raise ConfigError(
-                f"groups of {before} parameters of the optimizer have {sizes[: len(before)]} by now, and "
+                f"groups of {earlier_sizes} parameters of the optimizer have {sizes[: len(earlier_sizes)]} by now, and "
                 "strategy='zero1' has dealt them out: give parameters to optimizer.add_param_group, or choose "
                 "strategy='all_reduce'"
             )
@@ -90,16 +90,16 @@ class Zero1(AllReduce):
         optimizer: Any = self.optimizer
         world, numbers = self.collective.world, {param: i for i, param in enumerate(_parameters(optimizer))}
         own_states = {numbers[param]: state for param, state in optimizer.optim.state.items()}
-        whole: dict[int, Any] = {}
+        states: dict[int, Any] = {}
         for rank in range(world.size):
             part = self.collective.broadcast_object(own_states if rank == world.rank else None, rank)
             if world.is_leader:
-                whole |= part
+                states |= part
         if not world.is_leader:
             return None
         counted = iter(range(len(numbers)))
         groups = [group | {"params": [next(counted) for _ in group["params"]]} for group in optimizer.param_groups]
-        return {"state": dict(sorted(whole.items())), "param_groups": groups}
+        return {"state": dict(sorted(states.items())), "param_groups": groups}
 
     def load_optimizer_state(self, state: dict[str, Any] | None) -> None:
         """Send the leader's ``state`` round, one parameter's at a time, of which each rank keeps its own."""

@@ -70,8 +70,12 @@ class FileRow:
     modified: int
 
 
-FILE_ROW_DDL = ", ".join(f"{one.name} {'string' if one.type == 'str' else 'bigint'}" for one in fields(FileRow))
-FILE_ROW_SCHEMA = pa.schema([(one.name, pa.string() if one.type == "str" else pa.int64()) for one in fields(FileRow)])
+FILE_ROW_DDL = ", ".join(
+    f"{column.name} {'string' if column.type == 'str' else 'bigint'}" for column in fields(FileRow)
+)
+FILE_ROW_SCHEMA = pa.schema(
+    [(column.name, pa.string() if column.type == "str" else pa.int64()) for column in fields(FileRow)]
+)
 
 
 def partition_text(value: Any) -> str | None:

@@ -72,14 +72,14 @@ class TensorSource:
         order, count = self._permutation(), len(self)
         parts = None if order is None else torch.split(order, self.global_batch_rows)
         take = self._taker()
-        rank, size, whole = self._world.rank, self._world.size, self.global_batch_rows
+        rank, size, batch_rows = self._world.rank, self._world.size, self.global_batch_rows
         while self._position < count:
             step = self._position
             self._position = step + 1
-            total = min(whole, self._rows - step * whole)
+            total = min(batch_rows, self._rows - step * batch_rows)
             first, last = total * rank // size, total * (rank + 1) // size
             if parts is None:
-                chosen: Any = slice(step * whole + first, step * whole + last)
+                chosen: Any = slice(step * batch_rows + first, step * batch_rows + last)
             else:
                 chosen = parts[step] if size == 1 else parts[step][first:last]
             # No name for the tensors here: they are freed as soon as the trainer is done with them.

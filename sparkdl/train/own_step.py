@@ -234,14 +234,14 @@ class OwnStep:
     def _finish_epoch(self) -> None:
         """Step with what is left, as Horovod's loop does behind each epoch; refuse a function that trains nothing."""
         passes = int(getattr(self._optimizer, "backward_passes_per_step", 1))
-        batches, steps, used, whole = self._batches, self._epoch_steps, self._used, self._whole_epoch
+        batches, steps, used, whole_epoch = self._batches, self._epoch_steps, self._used, self._whole_epoch
         self.pending &= any(parameter.grad is not None for parameter in self._strategy.parameters())
-        if whole and not self.pending and not used:
+        if whole_epoch and not self.pending and not used:
             raise ConfigError(
                 f"{self._name} made no gradient in {batches} batches: it owns zero_grad, backward and step, so call "
                 "loss.backward() and optimizer.step() in it"
             )
-        if whole and not steps and batches > passes:
+        if whole_epoch and not steps and batches > passes:
             raise ConfigError(
                 f"{self._name} never called optimizer.step() in {batches} batches, with "
                 f"backward_passes_per_step={passes}: it owns zero_grad, backward and step, so call them in it"

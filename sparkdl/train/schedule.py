@@ -125,7 +125,7 @@ class LearningRate:
         self._advanced = True
 
     def _multiply(self, factor: float, reason: str) -> None:
-        before = self.current
+        earlier = self.current
         for group in self._optimizer.param_groups:
             for name in _GROUP_RATES:
                 if name in group:
@@ -133,8 +133,8 @@ class LearningRate:
         if self._scheduler is not None:
             _scale_scheduler(self._scheduler, factor)
         if self._reports:
-            logger.info("learning rate %g -> %g (%s)", before, self.current, reason)
-            emit("log", message=f"learning rate {before:g} -> {self.current:g} ({reason})")
+            logger.info("learning rate %g -> %g (%s)", earlier, self.current, reason)
+            emit("log", message=f"learning rate {earlier:g} -> {self.current:g} ({reason})")
 
     def _remember(self) -> None:
         self._nominal = [float(group["lr"]) for group in self._optimizer.param_groups]

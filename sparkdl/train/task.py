@@ -95,8 +95,8 @@ class Task:
         if self.scheduler_interval not in ("epoch", "step"):
             raise ConfigError(f"scheduler_interval={self.scheduler_interval!r} is unknown: use 'epoch' or 'step'")
         if (self.loss is None) == (self.train_step is None):
-            given = "neither" if self.loss is None else "both"
-            raise ConfigError(f"loss and train_step: {given} of them is given: give exactly one of the two")
+            which = "neither" if self.loss is None else "both"
+            raise ConfigError(f"loss and train_step: {which} of them is given: give exactly one of the two")
         if self.train_step is not None and (self.sample_weight or self.loss_weights):
             raise ConfigError("sample_weight and loss_weights do nothing beside a train_step: apply them inside it")
         if self.train_step is not None and self.manual_step is not None:

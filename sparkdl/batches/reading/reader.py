@@ -199,7 +199,7 @@ class Reader:
         """Task: gather the rows of some steps."""
         batches: list[Tensors] = [{} for _ in cut.sizes]
         for column, places in zip(self._columns, cut.places.result(), strict=True):
-            step_places = tuple(place[cut.rows] for place in places)
+            step_places = tuple(rows[cut.rows] for rows in places)
             for batch, tensors in zip(batches, column.gather(step_places, cut.sizes, self._ring.take), strict=True):
                 batch.update(tensors)
         return batches

@@ -114,11 +114,11 @@ class SynchronisedNorms:
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
         """Let forward passes inside be of rows whose gradients get ``weight`` behind their backward passes."""
-        before, self.weight = self.weight, weight
+        earlier, self.weight = self.weight, weight
         try:
             yield
         finally:
-            self.weight = before
+            self.weight = earlier
 
     def undo(self) -> None:
         """Give the layers their own ``forward`` back."""

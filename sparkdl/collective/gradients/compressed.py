@@ -194,7 +194,7 @@ class AdasumCarrier(LossyCarrier):
         """Join each parameter's gradients by itself."""
         flat = torch.cat([gradient.reshape(-1) for _, gradient in parts])
         sizes = [gradient.numel() for _, gradient in parts]
-        gathered = [torch.split(whole, sizes) for whole in self._ranks.gather_rows(flat)]
+        gathered = [torch.split(numbers, sizes) for numbers in self._ranks.gather_rows(flat)]
         for (_, gradient), *by_rank in zip(parts, *gathered, strict=True):
             gradient.copy_(_adasum([tensor.view(gradient.shape) for tensor in by_rank]))
 

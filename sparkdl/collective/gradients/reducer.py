@@ -103,11 +103,11 @@ class Reducer:
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backward passes inside only add to the local gradients."""
-        before, self._local = self._local, True
+        earlier, self._local = self._local, True
         try:
             yield
         finally:
-            self._local = before
+            self._local = earlier
         separate(self._params)
 
     @contextmanager

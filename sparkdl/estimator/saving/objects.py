@@ -83,13 +83,13 @@ class Encoder(trees.Encoder):
         Raises:
             NotPlain: some part of it is of no kind that JSON can describe.
         """
-        before = dict(self.tensors), dict(self._seen)
+        earlier = dict(self.tensors), dict(self._seen)
         try:
             if type(value) in _PLAIN:  # exactly: a subclass would come back as another type
                 return super().encode(value, path)
             return self._object(value, path)
         except NotPlain:
-            self.tensors, self._seen = before
+            self.tensors, self._seen = earlier
             raise
 
     def _object(self, value: Any, path: str) -> Any:
@@ -231,7 +231,7 @@ class Decoder(trees.Decoder):
         ]
         optimizer = _made(optimizer_class, filled)
         optimizer.defaults.update(self._any(defaults))
-        order = {name: place for place, name in enumerate(name for of in params for name in of)}
+        order = {name: position for position, name in enumerate(name for of in params for name in of)}
         places = iter(range(sum(map(len, params))))
         packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(params, options, strict=True)]
         state_by_place = {order[name]: parameter_state for name, parameter_state in self._any(state).items()}

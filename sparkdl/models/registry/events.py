@@ -303,10 +303,10 @@ class State:
         self.rows = pa.concat_tables([self.rows, row])
 
     def _fold(self, rows: pa.Table) -> None:
-        whole = pc.and_(rows["artifact"].is_valid(), rows["time"].is_valid())
+        complete = pc.and_(rows["artifact"].is_valid(), rows["time"].is_valid())
         columns = [rows[name].to_pylist() for name in ("sequence", "kind", "name", "version", "alias", "publication")]
         for sequence, kind, name, version, alias, publication, is_whole in zip(
-            *columns, whole.to_pylist(), strict=True
+            *columns, complete.to_pylist(), strict=True
         ):
             model = self._models.get(name) or self._models.setdefault(name, _Model())
             row, contradiction = len(self._publications), ""

@@ -212,9 +212,9 @@ def spare_versions(
         elif event.kind == "deleted":
             live.pop((event.name, event.version), None)
         else:
-            before = pointing.get((event.name, event.alias))
-            if recent and before is not None:
-                needed.add((event.name, before))  # whoever asked for the alias then may be at work with it
+            previous = pointing.get((event.name, event.alias))
+            if recent and previous is not None:
+                needed.add((event.name, previous))  # whoever asked for the alias then may be at work with it
             pointing[event.name, event.alias] = event.version
         if recent:
             needed.add((event.name, event.version))
@@ -258,15 +258,15 @@ class Garbage:
         """
         folder, needed = self.root.child("artifacts"), self._needed(events)
         for entry in folder.list():
-            place = folder.child(entry.name)
-            if entry.name.startswith(_WORK) and self._is_old(entry, place, _WRITTEN_WITHIN):
-                yield self._leftover(place, "a writer was killed")
-            elif _ARTIFACT.fullmatch(entry.name) and entry.name not in needed and self._is_old(entry, place):
+            artifact = folder.child(entry.name)
+            if entry.name.startswith(_WORK) and self._is_old(entry, artifact, _WRITTEN_WITHIN):
+                yield self._leftover(artifact, "a writer was killed")
+            elif _ARTIFACT.fullmatch(entry.name) and entry.name not in needed and self._is_old(entry, artifact):
                 if not events:
-                    self._check_never_named(place, entry.name)
-                size = sum(file.bytes for file in place.list())
-                if self.dry_run or self._collect(place, entry.name, len(events)):
-                    yield Removed(kind="artifact", what=place.uri, bytes=size, reason="no version names it")
+                    self._check_never_named(artifact, entry.name)
+                size = sum(file.bytes for file in artifact.list())
+                if self.dry_run or self._collect(artifact, entry.name, len(events)):
+                    yield Removed(kind="artifact", what=artifact.uri, bytes=size, reason="no version names it")
 
     def leftovers(self) -> Iterator[Removed]:
         """Remove what killed writers left elsewhere, and files that the table of events does not need any more."""

@@ -138,12 +138,12 @@ class ModelRegistry:
         self._keys.check_signs()
         version = self._log.ask(lambda state: state.by_publication(name, identity))
         if version is None:
-            place = self._log.artifact(info.content_hash)
+            artifact = self._log.artifact(info.content_hash)
             with self._leases.hold(info.content_hash, f"publication of {name}"):
-                copy_bundle(info, place)
+                copy_bundle(info, artifact)
                 version = self._commit(decide, lambda state: state.by_publication(name, identity))
-                if not place.child(DOCUMENT).exists():  # a collection of another sparkdl, which knows no leases
-                    copy_bundle(info, place)
+                if not artifact.child(DOCUMENT).exists():  # a collection of another sparkdl, which knows no leases
+                    copy_bundle(info, artifact)
         assert version is not None
         return self.get(name, version.version) if self._keys else version
 
@@ -252,14 +252,14 @@ class ModelRegistry:
 
         def decide(state: State) -> Event:
             current = state.get(name, alias).version
-            before = state.before(name, alias)
-            if before is None:
+            previous = state.before(name, alias)
+            if previous is None:
                 raise ConfigError(
                     f"alias {alias!r} of {name!r} points to {current} and has no earlier version: set it instead"
                 )
-            self._trusted(state, name, before)
-            moves.append(Promotion(moved=True, reason=reason, version=before, previous=current))
-            return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=current, reason=reason)
+            self._trusted(state, name, previous)
+            moves.append(Promotion(moved=True, reason=reason, version=previous, previous=current))
+            return Event(kind="rolled_back", name=name, alias=alias, version=previous, previous=current, reason=reason)
 
         return self._commit(decide, lambda state: moves[-1], dry_run=dry_run)
 

@@ -44,11 +44,11 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
         return  # nor are the columns of another table columns of this one
     for at, token in enumerate(tokens):
         word = token["word"] or (token["quoted"] or "")[1:-1].replace("``", "`")
-        before, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
+        previous, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
         plain = token["quoted"] is None
         if not word or word.lower() in column_names or (plain and word.lower() in _SQL):
             continue
-        if before in (".", ":", "as") or after in (".", ":") or (plain and after == "("):
+        if previous in (".", ":", "as") or after in (".", ":") or (plain and after == "("):
             continue  # a field, a type, a function
         near = near_column(word, columns)
         if near is not None:

@@ -245,9 +245,9 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
     """The references, with those of places that follow from ``root``, ``name`` or a registry that names a variable."""
     root, name = references.get(("root",), spec.root), references.get(("name",), str(spec.name))
     derived: dict[Path, str] = {("publish", "name"): name} if spec.publish.name == spec.name else {}
-    for place in _PLACES:
-        if getattr(spec.places, place) == f"{spec.root}/{spec.name}/{place}":
-            derived["places", place] = f"{root}/{name}/{place}"
+    for place_name in _PLACES:
+        if getattr(spec.places, place_name) == f"{spec.root}/{spec.name}/{place_name}":
+            derived["places", place_name] = f"{root}/{name}/{place_name}"
     derived |= references
     registry = derived.get(("publish", "registry"), derived.get(("places", "registry")))
     if registry is not None:
@@ -374,7 +374,9 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
     source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
-    places = structs.replace(places, **{place: getattr(places, place) or f"{root}/{name}/{place}" for place in _PLACES})
+    places = structs.replace(
+        places, **{place_name: getattr(places, place_name) or f"{root}/{name}/{place_name}" for place_name in _PLACES}
+    )
     publish = _moved(spec.publish, ("registry",), folder)
     publish = structs.replace(
         publish,

@@ -38,7 +38,7 @@ def date_format_of(column: pa.Array) -> DateFormat | None:
     parts = pc.extract_regex(column.drop_null(), _DATED)
     if not len(parts) or parts.null_count:
         return None
-    first, sep, second, sep2, time = (parts.field(place) for place in range(5))
+    first, sep, second, sep2, time = (parts.field(position) for position in range(5))
     separators, colons = pc.unique(pa.concat_arrays([sep, sep2])), pc.unique(pc.count_substring(time, ":"))
     is_day = [pc.max(part.cast(pa.int8())).as_py() > 12 for part in (first, second)]
     if len(separators) > 1 or len(colons) > 1 or is_day[0] == is_day[1]:

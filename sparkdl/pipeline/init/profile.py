@@ -148,13 +148,13 @@ def _numbers(common: dict[str, Any], present: pa.Array) -> Profile:
     if not len(numbers):
         return Profile(**common)
     low, high = float(numbers.min()), float(numbers.max())
-    whole = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
+    is_whole = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
     return Profile(
         **common,
         **_counted(present),
-        low=int(low) if whole else low,
-        high=int(high) if whole else high,
-        whole=whole,
+        low=int(low) if is_whole else low,
+        high=int(high) if is_whole else high,
+        whole=is_whole,
         skew=_skew(numbers),
         log_skew=_skew(np.sign(numbers) * np.log1p(np.abs(numbers))),
     )

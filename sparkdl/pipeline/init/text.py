@@ -67,9 +67,9 @@ class _TextRows(Rows):
         if self._packed or self._bytes <= _WHOLE:
             room = _WHOLE
             for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
-                lines, whole = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
+                lines, is_whole = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
                 room -= len(lines)
-                self._whole_files += whole
+                self._whole_files += is_whole
                 yield file, lines, True
                 if room <= 0:
                     return
@@ -113,11 +113,11 @@ class _TextRows(Rows):
         if read > SAMPLE_ROWS:
             drawn = np.random.default_rng(0).choice(read, SAMPLE_ROWS, replace=False)
             rows = rows.take(np.sort(drawn))
-        whole = self._whole and rows.num_rows == read
+        is_whole = self._whole and rows.num_rows == read
         total = read if self._whole else None
         of = f"{total:,} rows" if total is not None else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
-        coverage = f"all {of}" if whole else f"{rows.num_rows:,} rows, from places all over the {of}"
-        return Sample(rows=rows, total=total, whole=whole, seen=coverage)
+        coverage = f"all {of}" if is_whole else f"{rows.num_rows:,} rows, from places all over the {of}"
+        return Sample(rows=rows, total=total, whole=is_whole, seen=coverage)
 
     def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
         for name, value in partition_values(file).items():

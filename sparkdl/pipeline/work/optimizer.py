@@ -21,8 +21,8 @@ def make_optimizer(model: nn.Module, name: str, arguments: Mapping[str, float]) 
     of the time on a processor.
     """
     parameters = list(model.parameters())
-    whole = all(type(parameter.data) is torch.Tensor and parameter.is_floating_point() for parameter in parameters)
-    fused = {"fused": True} if name != "sgd" and whole else {}
+    plain = all(type(parameter.data) is torch.Tensor and parameter.is_floating_point() for parameter in parameters)
+    fused = {"fused": True} if name != "sgd" and plain else {}
     optimizer: torch.optim.Optimizer = _OPTIMIZERS[name](parameters, **arguments, **fused)
     return optimizer
 

@@ -54,17 +54,17 @@ def check_same(saved: Mapping[str, str] | None, mine: Mapping[str, str] | None, 
     if saved is None or mine is None:
         return
     for name in [*mine, *(name for name in saved if name not in mine)]:
-        before, now = saved.get(name, "none"), mine.get(name, "none")
-        if before != now:
+        saved_value, now = saved.get(name, "none"), mine.get(name, "none")
+        if saved_value != now:
             rows = (
                 " (the same rows; with shuffle=False or spread_rows=False in the same partitions)"
                 if name.endswith(" data")
                 else ""
             )
             raise ConfigError(
-                f"{name} is {now}, and the run whose checkpoints lie in {where} had {before}: go on with what it had"
-                f'{rows}, start from its weights with resume="warm", or start another run, with a run_id or a folder '
-                "of its own"
+                f"{name} is {now}, and the run whose checkpoints lie in {where} had {saved_value}: go on with what it "
+                f'had{rows}, start from its weights with resume="warm", or start another run, with a run_id or a '
+                "folder of its own"
             )
 
 

@@ -54,11 +54,11 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
     """Leave the caller's generators as they were."""
-    before = capture(device)
+    state = capture(device)
     try:
         yield
     finally:
-        restore(before, device)
+        restore(state, device)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    settings = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
@@ -77,5 +77,5 @@ def deterministic(wanted: bool) -> Iterator[None]:
     finally:
         if workspace is None:
             os.environ.pop(_CUBLAS, None)
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(settings[0])
+        torch.backends.cudnn.benchmark = settings[1]

@@ -95,10 +95,10 @@ def _class_numbers(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     if label.ndim == output.ndim and label.shape[1] == 1:
         label = label.squeeze(1)
     if label.is_floating_point():
-        whole = label.to(torch.int64)
-        if not torch.equal(whole.to(label.dtype), label):
+        integers = label.to(torch.int64)
+        if not torch.equal(integers.to(label.dtype), label):
             raise DataError("a class label is not a whole number: give classes as 0, 1, 2, or use a regression loss")
-        return whole
+        return integers
     return label.to(torch.int64)
 
 
