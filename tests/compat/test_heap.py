@@ -23,10 +23,10 @@ from sparkdl.compat.heap import kept_heap
 
 def faults_of_a_step():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        tensors = [torch.ones(2_000_000) for _ in range(12)]
+    for _ in range(5):
+        tensors = [torch.ones(6_000_000) for _ in range(16)]
         del tensors
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 5
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
@@ -44,7 +44,7 @@ def test_freed_memory_is_kept_inside_and_given_back_behind():
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, env=env)
     pages = json.loads(run.stdout)
-    assert pages["outside"] > 1_000  # 96 MB of 4 KiB pages, most of them cleared anew
+    assert pages["outside"] > 1_000  # 384 MB of 4 KiB pages, more than imports leave free, most of them cleared anew
     assert pages["inside"] < 10
     assert pages["held"] > 10 << 20
     assert pages["left"] < 2 << 20
