@@ -1,19 +1,22 @@
-"""All-gather, reduce-scatter and all-to-all of tensors on CPUs, as exchanges of pairs, one after the other.
+"""All-gather, reduce-scatter and all-to-all of tensors on CPUs, as messages from each rank to each other.
 
-In step k of N - 1 a rank gets something of the rank k places on, and gives to the one k places back. It says that it
-can receive before it sends: gloo says so on the connection that it sends on, behind what it sends, so that of its own
-all-gather and all-to-all of two ranks one way follows the other; and its reduce-scatter is an all-reduce inside, which
-sends twice as much. ``tests/bench/bench_pairwise.py`` has the milliseconds of both.
+A rank says that it can receive before it sends: gloo says so on the connection that it sends on, behind what it sends,
+so that of its own all-gather and all-to-all of two ranks one way follows the other; and its reduce-scatter is an
+all-reduce inside, which sends twice as much. Steps that wait for each other take as long for megabytes, and three times
+as long for a few bytes of eight ranks. ``tests/bench/bench_pairwise.py`` has the milliseconds of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 __all__ = ["all_gather", "all_to_all", "reduce_scatter"]
+
+_LONG = 1 << 16
+"""Bytes of a part from which more than two ranks gather sooner by gloo's own ring."""
 
 
 def all_gather(output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -24,27 +27,29 @@ def all_gather(output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGrou
         part: as long on every rank.
         group: of N ranks.
     """
+    if group.size() > 2 and part.nbytes >= _LONG:
+        dist.all_gather_single(output, part, group=group)
+        return
     parts = output.view(group.size(), -1)
-    rank = group.rank()
-    if parts[rank].data_ptr() != part.data_ptr():
-        parts[rank].copy_(part)
-    for source, target in _partners(group):
-        _exchange(parts[source], source, part, target, group)
+    own = parts[group.rank()]
+    if own.data_ptr() != part.data_ptr():
+        own.copy_(part)
+    _exchange(parts.__getitem__, lambda _: part, group)
 
 
 def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Fill ``output`` with the sum over all ranks of their ``whole``'s part for this rank.
+    """Fill ``output`` with the sum over all ranks of their ``whole``'s part for this rank, in the order of the ranks.
 
     Args:
         output: flat, an N-th of ``whole``.
         whole: flat; its parts lie by rank.
         group: of N ranks.
     """
-    parts, received = whole.view(group.size(), -1), torch.empty_like(output)
-    output.copy_(parts[group.rank()])
-    for source, target in _partners(group):
-        _exchange(received, source, parts[target], target, group)
-        output.add_(received)
+    parts = whole.view(group.size(), -1)
+    received = torch.empty_like(parts)
+    received[group.rank()] = parts[group.rank()]
+    _exchange(received.__getitem__, parts.__getitem__, group)
+    torch.sum(received, 0, out=output)
 
 
 def all_to_all(
@@ -59,25 +64,25 @@ def all_to_all(
         sent: rows that go to each rank.
         group: of the ranks.
     """
-    rank = group.rank()
     arriving, leaving = torch.split(output, list(received)), torch.split(rows, list(sent))
-    arriving[rank].copy_(leaving[rank])
-    for source, target in _partners(group):
-        _exchange(arriving[source], source, leaving[target], target, group)
+    arriving[group.rank()].copy_(leaving[group.rank()])
+    _exchange(arriving.__getitem__, leaving.__getitem__, group)
 
 
-def _partners(group: dist.ProcessGroup) -> list[tuple[int, int]]:
-    """Who gives to this rank and whom it gives to, step by step."""
+def _exchange(
+    received: Callable[[int], torch.Tensor], sent: Callable[[int], torch.Tensor], group: dist.ProcessGroup
+) -> None:
+    """Receive from each other rank of a group, and give it what is for it; nothing travels of empty tensors.
+
+    Args:
+        received: the tensor for what comes from a rank.
+        sent: what goes to a rank.
+        group: of the ranks; each begins with its neighbours, so that not all send to one at first.
+    """
     rank, size = group.rank(), group.size()
-    return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-
-
-def _exchange(received: torch.Tensor, source: int, sent: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
-    """Receive from one rank of a group what another gets from this one; nothing travels of empty tensors."""
-    pending = []
-    if received.numel():
-        pending.append(dist.irecv(received, group=group, group_src=source))
-    if sent.numel():
-        pending.append(dist.isend(sent, group=group, group_dst=target))
+    sources, targets = ([(rank + way * step) % size for step in range(1, size)] for way in (1, -1))
+    pending = [dist.irecv(received(source), group=group, group_src=source) for source in sources
+               if received(source).numel()]  # fmt: skip
+    pending += [dist.isend(sent(target), group=group, group_dst=target) for target in targets if sent(target).numel()]
     for work in pending:
         work.wait()  # type: ignore[union-attr]

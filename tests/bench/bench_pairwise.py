@@ -1,4 +1,4 @@
-"""All-gather, reduce-scatter and all-to-all of gloo's own and as exchanges of pairs (``collective/pairwise.py``).
+"""All-gather, reduce-scatter and all-to-all: gloo's own, and messages between all ranks (``collective/pairwise.py``).
 
 Ranks are network namespaces, whose cables carry 0.1 or 1 Gbit/s each way, or what the machine does. One JSON line a
 rate, ranks and bytes: milliseconds of both, medians of repeats that take turns. Needs root, ip and tc.
