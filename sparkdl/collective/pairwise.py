@@ -8,7 +8,7 @@ as long for a few bytes of eight ranks. ``tests/bench/bench_pairwise.py`` has th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ def all_gather(output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGrou
     own = parts[group.rank()]
     if own.data_ptr() != part.data_ptr():
         own.copy_(part)
-    _exchange(parts.__getitem__, lambda _: part, group)
+    _exchange(parts.unbind(), [part] * group.size(), group)
 
 
 def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -48,7 +48,7 @@ def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.Proces
     parts = whole.view(group.size(), -1)
     received = torch.empty_like(parts)
     received[group.rank()] = parts[group.rank()]
-    _exchange(received.__getitem__, parts.__getitem__, group)
+    _exchange(received.unbind(), parts.unbind(), group)
     torch.sum(received, 0, out=output)
 
 
@@ -66,23 +66,26 @@ def all_to_all(
     """
     arriving, leaving = torch.split(output, list(received)), torch.split(rows, list(sent))
     arriving[group.rank()].copy_(leaving[group.rank()])
-    _exchange(arriving.__getitem__, leaving.__getitem__, group)
+    _exchange(arriving, leaving, group)
 
 
-def _exchange(
-    received: Callable[[int], torch.Tensor], sent: Callable[[int], torch.Tensor], group: dist.ProcessGroup
-) -> None:
+def _exchange(received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Receive from each other rank of a group, and give it what is for it; nothing travels of empty tensors.
 
     Args:
-        received: the tensor for what comes from a rank.
-        sent: what goes to a rank.
+        received: tensors for what comes, by rank.
+        sent: what goes, by rank.
         group: of the ranks; each begins with its neighbours, so that not all send to one at first.
     """
     rank, size = group.rank(), group.size()
-    sources, targets = ([(rank + way * step) % size for step in range(1, size)] for way in (1, -1))
-    pending = [dist.irecv(received(source), group=group, group_src=source) for source in sources
-               if received(source).numel()]  # fmt: skip
-    pending += [dist.isend(sent(target), group=group, group_dst=target) for target in targets if sent(target).numel()]
+    pending = []
+    for step in range(1, size):
+        source = (rank + step) % size
+        if received[source].numel():
+            pending.append(dist.irecv(received[source], group=group, group_src=source))
+    for step in range(1, size):
+        target = (rank - step) % size
+        if sent[target].numel():
+            pending.append(dist.isend(sent[target], group=group, group_dst=target))
     for work in pending:
         work.wait()  # type: ignore[union-attr]

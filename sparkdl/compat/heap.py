@@ -1,20 +1,22 @@
 """Freed memory that glibc gives back to the system within each step of a training, only to ask for it anew.
 
 Tensors of a step are a few megabytes each, and are freed one after the other. Glibc returns the end of its heap beyond
-some megabytes each time, and the system clears every page of it again: a step of ``jobs/examples/rides`` took 7.2 ms
-for 5.1, 4,096 rows through the default model 84 ms for 62, a step of small convolutions 63 to 82 for 51
+some megabytes each time, and the system clears every page of it again: a step of ``jobs/examples/rides`` took 6.9 ms
+and takes 5.1, 4,096 rows through the default network 77 and 56, a step of small convolutions 67 and 51
 (``tests/bench/bench_heap.py``). It can go when torch keeps what it frees on a processor, as it does on a GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["kept_heap"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_VARIABLES = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 _MOST_MAPPED = 32 << 20
 """Bytes of a block above which it is mapped by itself: the most that glibc takes, and what it comes to by itself."""
 _KEPT, _KEPT_BEHIND = 2**31 - 1, 2 * _MOST_MAPPED
@@ -23,9 +25,12 @@ _KEPT, _KEPT_BEHIND = 2**31 - 1, 2 * _MOST_MAPPED
 
 @contextmanager
 def kept_heap() -> Iterator[None]:
-    """Keep freed memory for the next tensor inside the block, and give it back behind it; without glibc do nothing."""
+    """Keep freed memory for the next tensor inside the block, and give it back behind it, which takes milliseconds.
+
+    Nothing is done without glibc, nor where the environment sets these bounds.
+    """
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+    if _VARIABLES & os.environ.keys() or not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
         yield
         return
     libc.mallopt(_MMAP_THRESHOLD, _MOST_MAPPED)

@@ -71,7 +71,7 @@ def score_rows(
         raw=() if features is None else features.columns,
     )
     fields = [pa.field(field.name, output_type(field, config.vectors)) for field in signature.outputs]
-    batches = scorer(iter(_table(rows, names).combine_chunks().to_batches(max_chunksize=config.batch_rows)))
+    batches = scorer.score(iter(_table(rows, names).combine_chunks().to_batches(max_chunksize=config.batch_rows)))
     return pa.Table.from_batches(list(batches), pa.schema(fields))
 
 

@@ -51,19 +51,23 @@ class Scorer:
     raw: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Score what Spark sends; yield ``kept`` and the outputs of each batch."""
+        """Score what Spark sends, as one task: see ``score``."""
+        with kept_heap():
+            yield from self.score(batches)
+
+    def score(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield ``kept`` and the outputs of each batch."""
         device, threads = place(self.config)
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(column.name for column in self.kept), *self.columns]
-        with kept_heap():
-            for batch in merge_small(batches, self.config.batch_rows):
-                if model is None:  # a task without rows loads nothing
-                    model = loaded(self.source, device)
-                answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]
-                outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
-                # one batch out for one in: each costs Spark and Arrow a fixed time a column
-                yield pa.RecordBatch.from_arrays([*kept_columns(batch, self.kept), *outputs], names=names)
+        for batch in merge_small(batches, self.config.batch_rows):
+            if model is None:  # a task without rows loads nothing
+                model = loaded(self.source, device)
+            answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]
+            outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
+            # one batch out for one in: each costs Spark and Arrow a fixed time a column
+            yield pa.RecordBatch.from_arrays([*kept_columns(batch, self.kept), *outputs], names=names)
 
     @property
     def _rows(self) -> int:

@@ -100,7 +100,7 @@ def ungather(model: torch.nn.Module) -> None:
 
 
 class _Buffers:
-    """What ``fully_shard`` asks a collective of its own for besides the call."""
+    """What ``fully_shard`` asks a collective for besides the call, which has ended when it returns, async or not."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

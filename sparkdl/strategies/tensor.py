@@ -218,18 +218,18 @@ def _unpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     packed, name = args[0], getattr(func, "__name__", "")
     if name in ("__get__", "size", "dim"):
         return func(*args, **kwargs)
-    mesh, whole, local = packed.device_mesh, packed.shape[-1], packed.to_local()
+    mesh, width, local = packed.device_mesh, packed.shape[-1], packed.to_local()
     if name in ("split", "chunk"):
         size_name = "chunks" if name == "chunk" else "split_size"
         by, axis = (*args[1:], *(kwargs[key] for key in (size_name, "dim") if key in kwargs), 0)[:2]
-        if axis in (-1, packed.ndim - 1) and by in (3 if name == "chunk" else whole // 3, [whole // 3] * 3):
+        if axis in (-1, packed.ndim - 1) and by in (3 if name == "chunk" else width // 3, [width // 3] * 3):
             return tuple(
                 DTensor.from_local(part, mesh, [Shard(packed.ndim - 1)], run_check=False) for part in local.chunk(3, -1)
             )
     if name in ("view", "reshape"):
         shape = args[1] if len(args) == 2 else args[1:]
         if len(shape) == 5 and shape[2] == 3 and int(shape[3]) % mesh.size() == 0:
-            features = whole // 3 // int(shape[3])
+            features = width // 3 // int(shape[3])
             part = local.view(*local.shape[:2], 3, int(shape[3]) // mesh.size(), features)
             return DTensor.from_local(part, mesh, [Shard(3)], run_check=False)
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Exchanges of pairs give what torch's own collectives give, to the bit where nothing is added up."""
+"""Messages between all ranks give what torch's own collectives give, to the bit where nothing is added up."""
 
 from __future__ import annotations
 

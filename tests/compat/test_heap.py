@@ -65,3 +65,14 @@ def test_without_glibc_the_block_runs_as_it_is(monkeypatch):
     with kept_heap():
         ran.append(1)
     assert ran
+
+
+def test_bounds_of_the_environment_stay(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    called = []
+    monkeypatch.setattr(
+        heap.ctypes, "CDLL", lambda name: type("Libc", (), {"mallopt": called.append, "malloc_trim": called.append})
+    )
+    with kept_heap():
+        pass
+    assert not called

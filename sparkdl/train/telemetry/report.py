@@ -57,9 +57,9 @@ class Reporter:
         now, step = time.perf_counter(), self._run.step
         if now >= self._next:
             self._emit("train", self._run.batch, self._run.steps_per_epoch)
-        (earlier_step, since), self._seen = self._seen, (now, step)
-        stride = max(1, step - since)
-        steps_until_due = (self._next - now) * stride / max(now - earlier_step, 1e-9)
+        (seen_at, seen_step), self._seen = self._seen, (now, step)
+        stride = max(1, step - seen_step)
+        steps_until_due = (self._next - now) * stride / max(now - seen_at, 1e-9)
         self.look_at = step + max(1, min(int(steps_until_due), 2 * stride))  # doubled at most: steps may become slower
 
     def validation_done(self, batch: int, batches: int) -> None:
