@@ -80,7 +80,7 @@ def test_a_gpu_trains_what_a_cpu_trains(shards):
     assert losses(on_gpu)[-1] < 0.7 * losses(on_gpu)[0]
     assert all(tensor.device.type == "cpu" for tensor in on_gpu.weights.values())
     for name, tensor in on_cpu.weights.items():
-        if name != "0.bias":  # batch norm takes it away again: its gradient is rounding, which Adam makes steps of
+        if name not in ("0.bias", "1.running_mean"):  # batch norm takes the bias away again: its gradient is rounding
             assert torch.allclose(on_gpu.weights[name].float(), tensor.float(), atol=2e-2), name
 
 
