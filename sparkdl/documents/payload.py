@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparkdl.compat.parametrized import Pickler
+from sparkdl.compat.pickles import Pickler
 
 __all__ = ["Payload"]
 

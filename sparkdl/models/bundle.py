@@ -24,7 +24,7 @@ import safetensors
 import torch
 from torch import nn
 
-from sparkdl.compat.parametrized import Pickler
+from sparkdl.compat.pickles import Pickler
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.adjusted import AdjustedModel

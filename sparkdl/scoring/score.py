@@ -18,7 +18,7 @@ from torch import nn
 
 from sparkdl.columns.frames import map_row
 from sparkdl.columns.names import folded, tells_cases_apart
-from sparkdl.compat.parametrized import dumps
+from sparkdl.compat.pickles import dumps
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig

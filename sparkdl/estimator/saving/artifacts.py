@@ -21,7 +21,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from sparkdl.compat.parametrized import Pickler
+from sparkdl.compat.pickles import Pickler
 from sparkdl.documents.tensors import load_tensors, map_tensors
 from sparkdl.documents.typed import Source, convert, encode, parse
 from sparkdl.errors import BundleError, IntegrityError
