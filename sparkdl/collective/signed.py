@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hmac
 import os
+import pickle
 import struct
 from typing import Any
 
-import cloudpickle
 import torch
 
+from sparkdl.compat.pickles import dumps
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
@@ -49,10 +50,10 @@ class SignedObjects:
     def pack(self, value: Any) -> torch.Tensor:
         """Return ``value`` as a flat tensor of bytes; where it cannot be pickled, the reason why. Raises nothing."""
         try:
-            blob = cloudpickle.dumps(value)
+            blob = dumps(value)
         except Exception as error:
             text = f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error})"
-            blob = cloudpickle.dumps(_Unpicklable(text))
+            blob = dumps(_Unpicklable(text))
         return torch.frombuffer(bytearray(self._tag(self._rank, blob) + blob), dtype=torch.uint8)
 
     def unpack(self, flat: torch.Tensor, rank: int) -> Any:
@@ -67,7 +68,7 @@ class SignedObjects:
                 f"what came in the place of rank {rank}'s value does not carry the signature of this run, and was not "
                 f"opened: something else writes into the connections between the ranks"
             )
-        value = cloudpickle.loads(data[_TAG_BYTES:])
+        value = pickle.loads(data[_TAG_BYTES:])
         if isinstance(value, _Unpicklable):
             raise ClusterError(f"rank {rank} sent a value that does not travel: {value.message}; send plain data")
         return value

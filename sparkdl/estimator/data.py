@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -22,6 +21,7 @@ from pyspark.sql import types as T
 
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
+from sparkdl.compat.pickles import dumps
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
@@ -234,7 +234,7 @@ def _code_of(function: Any) -> str:
     source = ""
     with contextlib.suppress(OSError, TypeError):
         source = inspect.getsource(function)
-    return hashlib.sha256(cloudpickle.dumps(function) + source.encode()).hexdigest()
+    return hashlib.sha256(dumps(function) + source.encode()).hexdigest()
 
 
 def _transformed(transformation: Transformation, df: DataFrame) -> DataFrame:

@@ -25,8 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cloudpickle
-
+from sparkdl.compat.pickles import dumps
 from sparkdl.errors import ClusterError, ConfigError
 
 __all__ = [
@@ -64,7 +63,7 @@ class WireError(ClusterError):
 def dump_value(value: Any) -> list[memoryview]:
     """Return ``value`` as one pickle and the buffers it refers to; whatever cloudpickle carries is welcome."""
     buffers: list[pickle.PickleBuffer] = []
-    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    head = dumps(value, protocol=5, buffer_callback=buffers.append)
     return [memoryview(head), *(buffer.raw() for buffer in buffers)]
 
 

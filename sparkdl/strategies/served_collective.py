@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 
 from sparkdl.collective.backends.group import check_reduction, reduced_dtype, widened
 from sparkdl.collective.base import Collective, GradientSync, ReduceOp
+from sparkdl.compat.pickles import dumps
 from sparkdl.config import SyncConfig
 from sparkdl.errors import CheckpointError, ClusterError
 from sparkdl.launch.wire import load_value
@@ -118,5 +118,5 @@ class ServedCollective:
 
     def _values(self, value: Any) -> dict[int, Any]:
         assert self._gather is not None
-        payload = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(dumps(value)), dtype=torch.uint8)
         return {rank: load_value([bytearray(blob.numpy())]) for rank, blob in self._gather(payload).items()}
