@@ -193,7 +193,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         publication: str | None = None,
         first_alias: str | None = "champion",
         mlflow: str | None = None,
-        **bundle: Any,
+        factory: str | Callable[..., torch.nn.Module] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
     ) -> ModelVersion:
         """Publish as the next version of ``name``; ``sparkdl.load_model`` gives it back.
 
@@ -211,7 +214,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
                 for none. Later versions get it by ``ModelRegistry.promote_if_better`` or ``set_alias``.
             mlflow: address of an MLflow server or store to mirror the version to; if it is away, the log says how to do
                 that later.
-            bundle: what ``save_bundle`` takes besides: ``factory``, ``arguments``, ``preprocessing``, ``allow_pickle``.
+            factory: as ``save_bundle`` takes it.
+            arguments: of the factory.
+            preprocessing: more JSON values that travel with the model.
+            allow_pickle: fall back on a pickle; loading it then needs the same word.
 
         Raises:
             BundleError: the model cannot be rebuilt from a bundle; the message says what to give.
@@ -220,7 +226,13 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         """
         with tempfile.TemporaryDirectory(prefix="sparkdl-publish-") as folder:
             bundle_folder = Storage.of(Path(folder)).child("bundle")
-            self.save_bundle(bundle_folder, **bundle)
+            self.save_bundle(
+                bundle_folder,
+                factory=factory,
+                arguments=arguments,
+                preprocessing=preprocessing,
+                allow_pickle=allow_pickle,
+            )
             return publish_bundle(
                 registry, name, bundle_folder, self._origin,
                 metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from sparkdl.scoring import score_table as workers
 from sparkdl.scoring.models import WithFeatures
 from sparkdl.scoring.score import Predictor
 from sparkdl.scoring.score_table import TableScore
-from sparkdl.tables.engine import spark_session
+from sparkdl.tables.engine import AppTransaction, spark_session
 from sparkdl.tables.scan.plan import Where
-from sparkdl.tables.table import Table
+from sparkdl.tables.table import Mode, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +34,12 @@ def score_table(
     where: Where = (),
     keep: Sequence[str] | None = None,
     config: ScoreConfig | None = None,
-    **write: Any,
+    mode: Mode = "append",
+    partition_by: Sequence[str] = (),
+    partitions: Sequence[Mapping[str, Any]] | None = None,
+    transaction: AppTransaction | None = None,
+    overwrite_schema: bool = False,
+    compression: str = "snappy",
 ) -> TableScore:
     """Score a Delta table into another one; workers read, score and write its files, and no row enters the JVM.
 
@@ -52,8 +57,12 @@ def score_table(
             also ``=``, ``!=``, ``<``, ``<=``, ``>``, ``not in``, ``("note", "is", None)`` and ``"is not"``.
         keep: columns of ``table`` in the result; all by default. Fewer cost less.
         config: rows of a batch, which bound a task's memory, nulls, device, threads; by default the model's own.
-        write: what ``Table.write`` takes besides: ``mode`` (``"append"``), ``partition_by``, ``partitions``,
-            ``overwrite_schema``, ``compression``, and ``transaction``, with which the same work never commits twice.
+        mode: ``"append"``; ``"overwrite"`` replaces all rows of ``target``, ``"replace"`` whole partitions.
+        partition_by: partition columns of a ``target`` that this call creates.
+        partitions: with ``mode="replace"``, those to replace; None means those that the rows fall into.
+        transaction: the identity of this piece of work: if it has committed before, nothing happens.
+        overwrite_schema: with ``mode="overwrite"``, let the rows change the columns of ``target``.
+        compression: Parquet codec: ``"snappy"``, ``"zstd"``, ``"lz4"`` or ``"none"``.
 
     Returns:
         the version that was read, how many files, and the commit.
@@ -84,4 +93,12 @@ def score_table(
     source, goal = (
         table_or_uri if isinstance(table_or_uri, Table) else Table(table_or_uri) for table_or_uri in (table, target)
     )
+    write = {
+        "mode": mode,
+        "partition_by": partition_by,
+        "partitions": partitions,
+        "transaction": transaction,
+        "overwrite_schema": overwrite_schema,
+        "compression": compression,
+    }
     return workers.score_table(spark, source, predictor, goal, version=version, where=where, keep=keep, write=write)
