@@ -44,7 +44,7 @@ def check_source(project: Project, snapshot: SourceSnapshot) -> str:
         TableFilesError: the files are those of a Delta, Iceberg or Hudi table.
     """
     columns, unknown = _columns(project, snapshot)
-    if columns is not None and columns.whole:
+    if columns is not None and columns.complete:
         project.file.check_columns(columns.types)
     return unknown
 
@@ -62,7 +62,7 @@ def problems_of(project: Project) -> tuple[list[tuple[Path, str]], str]:
         return [*problems, (("source",), f": {error}")], ""
     except SparkdlError as error:
         columns, why = None, f"{_NOT_LOOKED}: {error}"
-    if columns is not None and columns.whole:
+    if columns is not None and columns.complete:
         analysis = analysed(spec, columns.types)
         missing = list(misfits(spec, columns.types, analysis.transformed))
         paths = {path[:2] for path, _ in missing}
@@ -94,7 +94,7 @@ def _columns(project: Project, snapshot: SourceSnapshot) -> tuple[Columns | None
         return None, f"{_NOT_LOOKED}: {error}"
     if columns.why_not:
         return None, f"{_NOT_LOOKED}: {columns.why_not}"
-    absent = [] if columns.whole else project.file.columns_not_in(columns.types)
+    absent = [] if columns.complete else project.file.columns_not_in(columns.types)
     names = ", ".join(map(repr, absent))
     return columns, f"the first rows of the source do not have {names}: check the spelling" if absent else ""
 

@@ -263,7 +263,7 @@ def _image(profile: Profile) -> tuple[dict[str, Any], str]:
 
 def _is_code(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> str:
     """Why whole numbers with many repeats are names of things, whose order says nothing; empty if they are numbers."""
-    if not profile.whole or not 3 <= profile.distinct <= min(_VOCABULARY, profile.present / 5):
+    if not profile.integers or not 3 <= profile.distinct <= min(_VOCABULARY, profile.present / 5):
         return ""
     if looks_like_an_id(profile.name):
         return "an id by its name"

@@ -39,7 +39,7 @@ class Initialised:
         folder: that it lies in.
         files: their names.
         file: the pipeline file, read back.
-        seen: what was looked at, in words.
+        coverage: what was looked at, in words.
         label: what is predicted, and why, in words.
         suspects: features that predict the label nearly alone, and may be known only with it.
         question: what the label's values leave open, in words; empty where nothing is.
@@ -48,7 +48,7 @@ class Initialised:
     folder: str
     files: Sequence[str]
     file: PipelineFile
-    seen: str
+    coverage: str
     label: str
     suspects: Sequence[str]
     question: str = ""
@@ -66,7 +66,7 @@ class Initialised:
             "out of the file what is known only afterwards"
         )
         return [
-            ("looked at", self.seen),
+            ("looked at", self.coverage),
             ("label", self.label),
             ("key", ", ".join(spec.source.key) or "none: see the file"),
             ("features", f"{len(spec.features)}; what was left out, and why, stands in the file"),
@@ -111,7 +111,7 @@ def init(
     _check_names(sample.rows.column_names)
     profiles = _profiles(sample.rows)
     chosen = find_label(profiles, label, label_type)
-    when = find_time(profiles, rows.partitions, chosen.name, None if sample.whole else rows.hours)
+    when = find_time(profiles, rows.partitions, chosen.name, None if sample.complete else rows.hours)
     present = in_time(when.windows, now or datetime.now(UTC))
     if when.column is not None and len(present) < len(when.windows):
         ahead = len(when.windows) - len(present), sum(when.windows.values()) - sum(present.values())
@@ -122,7 +122,7 @@ def init(
     choices = _features(profiles, sample, chosen, key, when)
     read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
     draft = Draft(
-        name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
+        name=name, table=table, coverage=sample.coverage, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=choices, key=key, when=when, label=chosen,
         plan=plan_for(
             sample.total or _about(rows, sample),
@@ -139,7 +139,7 @@ def init(
         folder=folder.uri,
         files=write_folder(folder, name, text, with_model=with_model),
         file=read,
-        seen=sample.seen,
+        coverage=sample.coverage,
         label=f"{chosen.name}, {chosen.type}, {chosen.why}",
         suspects=[choice.column for choice in draft.choices if choice.suspect],
         question=chosen.question,

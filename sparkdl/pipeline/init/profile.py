@@ -34,7 +34,7 @@ class Profile:
         distinct: different values; 0 where they cannot be told apart.
         low: the least number or time.
         high: the greatest.
-        whole: whether all numbers are whole.
+        integers: whether all numbers are whole.
         skew: of the numbers; 0 where there is no spread.
         log_skew: of their logarithms, as the option ``log`` takes them.
         top: the most frequent values with their rows, at most a thousand.
@@ -50,7 +50,7 @@ class Profile:
     distinct: int = 0
     low: Any = None
     high: Any = None
-    whole: bool = False
+    integers: bool = False
     skew: float = 0.0
     log_skew: float = 0.0
     top: tuple[tuple[Any, int], ...] = ()
@@ -148,13 +148,13 @@ def _numbers(common: dict[str, Any], present: pa.Array) -> Profile:
     if not len(numbers):
         return Profile(**common)
     low, high = float(numbers.min()), float(numbers.max())
-    is_whole = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
+    are_integers = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
     return Profile(
         **common,
         **_counted(present),
-        low=int(low) if is_whole else low,
-        high=int(high) if is_whole else high,
-        whole=is_whole,
+        low=int(low) if are_integers else low,
+        high=int(high) if are_integers else high,
+        integers=are_integers,
         skew=_skew(numbers),
         log_skew=_skew(np.sign(numbers) * np.log1p(np.abs(numbers))),
     )

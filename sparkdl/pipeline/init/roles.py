@@ -267,7 +267,7 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])
     gap = f", {profile.gap}: such rows are predicted, and not learned from" if profile.gap else ""
     evidence = f"{why}: {count_of(profile.distinct, 'value')}{gap}"
-    classes_fit = profile.whole or profile.kind != "number"
+    classes_fit = profile.integers or profile.kind != "number"
     if (task == "regression" and profile.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
         raise DataError(
             f"the label {profile.name!r} is {profile.type}, {evidence}: it cannot be {task}, leave --label-type out"
@@ -282,12 +282,12 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
             cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
     few = profile.distinct <= MAX_CLASSES and profile.top[-1][1] >= 2
-    ordered = few and profile.whole and 3 <= profile.distinct <= _STEPS and profile.high - profile.low < 2 * _STEPS
+    ordered = few and profile.integers and 3 <= profile.distinct <= _STEPS and profile.high - profile.low < 2 * _STEPS
     question = "" if task is not None or not ordered else (
         f"{profile.name} is {profile.span} in {profile.distinct} steps: regression where 4 is twice 2, multiclass "
         "where numbers are names; say --label-type, or change `type` in the file"
     )  # fmt: skip
-    by_values = few and profile.whole and _classes_by_name(profile)
+    by_values = few and profile.integers and _classes_by_name(profile)
     if profile.kind == "text" or task == "multiclass" or (by_values and task is None):
         if profile.kind == "text" and profile.distinct > 1000:
             raise DataError(
@@ -303,7 +303,7 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
             cast=f"try_cast({column} AS BIGINT)" if fractions else "", question=question,
         )  # fmt: skip
     check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
-    hint = "; write multiclass if they are classes" if profile.whole and profile.distinct <= MAX_CLASSES else ""
+    hint = "; write multiclass if they are classes" if profile.integers and profile.distinct <= MAX_CLASSES else ""
     why, options = f"{evidence}, {profile.span}{hint}", {"type": "regression"}
     if profile.low >= 0 and profile.skew > 0 and profile.is_of_products:
         why += f", skewed ({profile.skew:.1f}): their logarithm is learnt, as of amounts whose causes multiply"

@@ -55,14 +55,14 @@ class Sample:
     Attributes:
         rows: some of the table's, with all columns.
         total: rows of the table; None where nobody has counted.
-        whole: whether these are all.
-        seen: how they were chosen, in words.
+        complete: whether these are all.
+        coverage: how they were chosen, in words.
     """
 
     rows: pa.Table
     total: int | None
-    whole: bool
-    seen: str
+    complete: bool
+    coverage: str
 
 
 class Rows(ABC):
@@ -218,11 +218,11 @@ class ParquetRows(Rows):
             tables.append(rows)
             room -= rows.nbytes
         sampled = pa.concat_tables(tables, promote_options="permissive")
-        is_whole = sampled.num_rows == total
+        is_complete = sampled.num_rows == total
         of = f"{total:,} rows" if total is not None else f"about {self.about:,} rows"
         parts = f"{count_of(len(chosen), 'place')} all over {count_of(len(self._files), 'file')}"
-        coverage = f"all {of}" if is_whole else f"{sampled.num_rows:,} of {of}, from {parts}"
-        return Sample(rows=sampled, total=total, whole=is_whole, seen=coverage)
+        coverage = f"all {of}" if is_complete else f"{sampled.num_rows:,} of {of}, from {parts}"
+        return Sample(rows=sampled, total=total, complete=is_complete, coverage=coverage)
 
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Read these columns of every file."""
@@ -298,11 +298,11 @@ class CatalogRows(Rows):
         total = self.about = self._frame.count()
         if not total:
             raise DataError(f"{self.source['table']} has no rows: wait for data, or name another table")
-        is_whole = total <= SAMPLE_ROWS
-        drawn = self._frame if is_whole else self._frame.sample(min(1.0, 1.1 * SAMPLE_ROWS / total), seed=0)
+        is_complete = total <= SAMPLE_ROWS
+        drawn = self._frame if is_complete else self._frame.sample(min(1.0, 1.1 * SAMPLE_ROWS / total), seed=0)
         rows = drawn.limit(SAMPLE_ROWS).toArrow()
-        coverage = f"all {total:,} rows" if is_whole else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
-        return Sample(rows=_plain(rows), total=total, whole=is_whole, seen=coverage)
+        coverage = f"all {total:,} rows" if is_complete else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
+        return Sample(rows=_plain(rows), total=total, complete=is_complete, coverage=coverage)
 
     def hours(self, column: str) -> Mapping[str, int]:
         """Let Spark count."""

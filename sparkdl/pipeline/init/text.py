@@ -52,7 +52,7 @@ class _TextRows(Rows):
     def __init__(self, path: str, files: Sequence[str]) -> None:
         self.source, self.notes = {"path": Storage.of(path).uri}, {}
         self._files = list(files)
-        self._read = self._whole_files = 0
+        self._read = self._complete_files = 0
         self._bytes = sum(Storage.of(file).size() for file in files)
         self._packed = any(file.endswith(_PACKED) for file in files)
         self.partitions = tuple(partition_types(files))
@@ -67,9 +67,9 @@ class _TextRows(Rows):
         if self._packed or self._bytes <= _WHOLE:
             room = _WHOLE
             for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
-                lines, is_whole = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
+                lines, fits = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
                 room -= len(lines)
-                self._whole_files += is_whole
+                self._complete_files += fits
                 yield file, lines, True
                 if room <= 0:
                     return
@@ -86,8 +86,8 @@ class _TextRows(Rows):
                 yield file, data[first : last or len(data)], start == 0
 
     @property
-    def _whole(self) -> bool:
-        return self._whole_files == len(self._files)
+    def _is_complete(self) -> bool:
+        return self._complete_files == len(self._files)
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -113,11 +113,11 @@ class _TextRows(Rows):
         if read > SAMPLE_ROWS:
             drawn = np.random.default_rng(0).choice(read, SAMPLE_ROWS, replace=False)
             rows = rows.take(np.sort(drawn))
-        is_whole = self._whole and rows.num_rows == read
-        total = read if self._whole else None
+        is_complete = self._is_complete and rows.num_rows == read
+        total = read if self._is_complete else None
         of = f"{total:,} rows" if total is not None else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
-        coverage = f"all {of}" if is_whole else f"{rows.num_rows:,} rows, from places all over the {of}"
-        return Sample(rows=rows, total=total, whole=is_whole, seen=coverage)
+        coverage = f"all {of}" if is_complete else f"{rows.num_rows:,} rows, from places all over the {of}"
+        return Sample(rows=rows, total=total, complete=is_complete, coverage=coverage)
 
     def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
         for name, value in partition_values(file).items():

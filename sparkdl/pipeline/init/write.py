@@ -38,7 +38,7 @@ class Draft:
     Attributes:
         name: of the pipeline.
         table: as the user called it.
-        seen: what was looked at, in words.
+        coverage: what was looked at, in words.
         source: the section, without key and time.
         notes: of its keys.
         profiles: of the columns.
@@ -54,7 +54,7 @@ class Draft:
 
     name: str
     table: str
-    seen: str
+    coverage: str
     source: Mapping[str, Any]
     notes: Mapping[str, str]
     profiles: Mapping[str, Profile]
@@ -77,7 +77,7 @@ def pipeline_text(draft: Draft) -> str:
 def _head(draft: Draft) -> list[str]:
     return [
         comment(f"Written by `sparkdl init {draft.name} --from {draft.table}`; yours from now on."),
-        comment(f"Looked at: {draft.seen}. Every choice says what was seen: change what you know better,"),
+        comment(f"Looked at: {draft.coverage}. Every choice says what was seen: change what you know better,"),
         f"# then `sparkdl check {draft.name}.yaml`, `plan` and `run`.",
         *line("name", draft.name),
         *line("root", "sparkdl-data", "beside this file: name a place that every worker of your cluster reaches"),

@@ -67,14 +67,14 @@ class Axis:
         label: what it is, with its unit.
         low: where it begins.
         high: where it ends; not below ``low``.
-        whole: whether it counts something.
+        counts: whether it counts something.
         names: of the whole numbers from 0, in place of numbers.
     """
 
     label: str
     low: float
     high: float
-    whole: bool = False
+    counts: bool = False
     names: Sequence[str] = ()
 
     @staticmethod
@@ -94,7 +94,7 @@ class Axis:
         if self.names:
             step = max(1, math.ceil(len(self.names) / most))
             return [(float(position), self.names[position]) for position in range(0, len(self.names), step)]
-        values = ticks(self.low, self.high, most, self.whole)
+        values = ticks(self.low, self.high, most, self.counts)
         gap = values[1] - values[0] if len(values) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(gap) + 1e-9)) if gap > 0 else 0
         texts = []
@@ -205,7 +205,7 @@ class Plot:
         yield Shape("text", {"x": 11, "y": middle, "transform": turned, "class": "middle name"}, self.y.label)
 
 
-def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, most: int, counts: bool = False) -> list[float]:
     """Round numbers from ``low`` to ``high``, about ``most`` at most: steps of 1, 2 or 5 times a power of ten."""
     span = high - low
     if not (span > 0 and math.isfinite(span)):
@@ -213,7 +213,7 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
     raw = span / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    step = max(step, 1.0) if whole else step
+    step = max(step, 1.0) if counts else step
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first + 1
     return [(first + number) * step for number in range(count)]
@@ -249,7 +249,7 @@ def learning_curves(trained: Trained) -> list[Drawing]:
         validation = [row.get(f"val_{name}") for row in history]
         # the mean over the first epoch begins at random weights: it would press all that follows into one line
         heights = [*validation, *(training[1:] if len(training) > 2 else training)]
-        x = Axis("epoch", 0.5, len(history) + 0.5, whole=True)
+        x = Axis("epoch", 0.5, len(history) + 0.5, counts=True)
         plot = Plot(f"{name} by epoch", x, Axis.over(name, heights), wide=len(names) == 1)
         plot.line(zip(epochs, training, strict=True), "s1", "training, mean over the epoch", dots=True)
         plot.line(zip(epochs, validation, strict=True), "s2", "validation, after the epoch", dots=True)

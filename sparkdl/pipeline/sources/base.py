@@ -85,12 +85,12 @@ class Columns:
 
     Attributes:
         types: by name, in order; None where the type cannot be told.
-        whole: whether there are no others; False where a row that was not looked at may have more.
+        complete: whether there are no others; False where a row that was not looked at may have more.
         why_not: why nothing is known, as the end of a sentence; empty where something is.
     """
 
     types: Mapping[str, pa.DataType | None]
-    whole: bool = True
+    complete: bool = True
     why_not: str = ""
 
 
@@ -142,7 +142,7 @@ class Source(Protocol):
             DataError: a file is not what the source says it is.
             SchemaError: a column is of a type that Spark does not read.
         """
-        return Columns(types={}, whole=False, why_not="Spark alone knows its columns")
+        return Columns(types={}, complete=False, why_not="Spark alone knows its columns")
 
     def count(self, size: Size) -> int | None:
         """Rows of a window as far as they can be counted in a moment; None where they cannot."""

@@ -231,13 +231,13 @@ class CsvFiles(_TextFiles):
         options = {name.lower(): value for name, value in section.options.items()}
         sep, quote = separator(options), str(options.get("quote", '"'))
         if len(sep) != 1 or len(quote) != 1:
-            return Columns(types={}, whole=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {sorted(section.options)}")
         data, _ = first_lines(files[0])
         encoding = str(options.get("encoding", options.get("charset", "utf-8")))
         try:
             text = data.decode(encoding, errors="replace").removeprefix("\ufeff")
         except LookupError:
-            return Columns(types={}, whole=False, why_not=f"its encoding {encoding!r} is not known here")
+            return Columns(types={}, complete=False, why_not=f"its encoding {encoding!r} is not known here")
         try:
             lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=sep, quotechar=quote) if line]
         except csv.Error as error:
@@ -265,7 +265,7 @@ class JsonFiles(_TextFiles):
         if section.schema is not None:
             return Columns(types={**columns_of_ddl(section.schema), **partitions})
         if section.options:
-            return Columns(types={}, whole=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {sorted(section.options)}")
         data, complete = first_lines(files[0])
         names: dict[str, None] = {}
         for line in data.splitlines():
@@ -276,7 +276,7 @@ class JsonFiles(_TextFiles):
                     f"{files[0]} has a line that is no JSON object ({error}): write one a line, or correct source.kind"
                 ) from error
             names |= dict.fromkeys(row if isinstance(row, dict) else ())
-        return Columns(types={**dict.fromkeys(names), **partitions}, whole=complete and len(files) == 1)
+        return Columns(types={**dict.fromkeys(names), **partitions}, complete=complete and len(files) == 1)
 
 
 def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:

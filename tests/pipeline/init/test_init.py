@@ -290,7 +290,7 @@ def test_a_key_is_counted_over_all_rows_and_not_guessed_from_a_sample(tmp_path, 
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
     done = init(str(tmp_path / "p1"), str(tmp_path / "t.parquet"))
     assert done.file.spec.source.key == ("order_id",)
-    assert done.seen == "89 of 1,000 rows, from 1 place all over 1 file"
+    assert done.coverage == "89 of 1,000 rows, from 1 place all over 1 file"
     rows["order_id"][999] = 998  # a sample does not see it
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
     done = init(str(tmp_path / "p2"), str(tmp_path / "t.parquet"))
@@ -348,7 +348,7 @@ def test_a_sample_of_a_large_table_sees_all_of_its_time(tmp_path, monkeypatch):
     rows = {"at": at, "x": np.random.default_rng(0).normal(size=20_000), "y": np.arange(20_000) % 2}
     pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=500)
     done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW)
-    assert "from 4 places all over 1 file" in done.seen
+    assert "from 4 places all over 1 file" in done.coverage
     assert isinstance(done.file.spec.split, TimeSplit)
     text = (tmp_path / "p" / "p.yaml").read_text()
     assert "time: at  # 139 days with rows, 2026-01-01 to 2026-05-19" in text

@@ -26,7 +26,7 @@ def test_columns_of_all_parquet_files_and_of_their_folders(tmp_path):
         (tmp_path / f"day={day}" / "n=1").mkdir(parents=True)
         pq.write_table(pa.table(table), tmp_path / f"day={day}" / "n=1" / "rows.parquet")
     columns = found(f"{{kind: parquet, path: {tmp_path}}}")
-    assert columns.whole
+    assert columns.complete
     assert columns.types == {"a": pa.int64(), "later": pa.string(), "day": pa.date32(), "n": pa.int64()}
 
 
@@ -62,10 +62,10 @@ def test_names_that_spark_makes_of_a_header(spark, tmp_path):
 def test_the_first_rows_of_json_may_not_have_every_column(tmp_path):
     line = '{"a": 1, "b": [1]}\n'
     (tmp_path / "rows.json").write_text(line)
-    assert found(f"{{kind: json, path: {tmp_path}}}").whole
+    assert found(f"{{kind: json, path: {tmp_path}}}").complete
     (tmp_path / "rows.json").write_text(line * 20_000)
     columns = found(f"{{kind: json, path: {tmp_path}}}")
-    assert (columns.types, columns.whole) == ({"a": None, "b": None}, False)
+    assert (columns.types, columns.complete) == ({"a": None, "b": None}, False)
     (tmp_path / "rows.json").write_text("[1,\n")
     with pytest.raises(DataError, match="no JSON object"):
         found(f"{{kind: json, path: {tmp_path}}}")
