@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "all_to_all", "reduce_scatter"]
+__all__ = ["all_gather", "all_to_all", "give_to_all", "reduce_scatter"]
 
 _LONG = 1 << 16
 """Bytes of a part from which more than two ranks gather sooner by gloo's own ring."""
@@ -35,6 +35,21 @@ def all_gather(output: torch.Tensor, part: torch.Tensor, group: dist.ProcessGrou
     if own.data_ptr() != part.data_ptr():
         own.copy_(part)
     _exchange(parts.unbind(), [part] * group.size(), group)
+
+
+def give_to_all(parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Fill the parts of all other ranks with what they have there; any lengths, and any device.
+
+    Args:
+        parts: flat, by rank, as long on every rank; this rank's own is given.
+        group: of the ranks.
+    """
+    if parts[group.rank()].device.type == "cpu":
+        _exchange(parts, [parts[group.rank()]] * group.size(), group)
+        return
+    sources = [rank for rank, part in enumerate(parts) if part.numel()]
+    for work in [dist.broadcast(parts[rank], group=group, group_src=rank, async_op=True) for rank in sources]:
+        work.wait()
 
 
 def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:

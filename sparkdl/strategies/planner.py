@@ -930,8 +930,7 @@ def _step(
     seconds = forward + split_seconds + reduced + optimizer
     sent += sent_now
     if strategy == "zero1":
-        # Each rank gives its part to all others, by a tree, and the next rank follows.
-        seconds += math.ceil(math.log2(copies)) * all_ranks.send(gradients)
+        seconds += (copies - 1) * all_ranks.send(gradients * largest)  # each rank gives its part to each other
         sent += (copies - 1) * gradients * largest
         state *= largest
     buckets = gradients if copies > 1 else 0.0

@@ -1,20 +1,26 @@
-"""The optimizer's state in parts, one a rank: ZeRO stage 1 (Rajbhandari et al., SC 2020), by torch's own wrapper."""
+"""The optimizer's state in parts, one a rank: ZeRO stage 1 (Rajbhandari et al., SC 2020)."""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sparkdl.collective.base import Collective, on_leader
+from sparkdl.collective.pairwise import give_to_all
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
 from sparkdl.strategies.base import TaskView
 
 __all__ = ["Zero1"]
+
+_ROUND_BYTES = 64 << 20
+"""Of parameters that travel at once, from all ranks together: so much memory a step takes besides."""
 
 
 class Zero1(AllReduce):
@@ -42,37 +48,13 @@ class Zero1(AllReduce):
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
         call: TaskView,
     ) -> None:
-        """Build as ``AllReduce`` does, then leave this rank's part of the optimizer.
-
-        Raises:
-            ConfigError: the parameters are of several dtypes or devices.
-        """
+        """Build as ``AllReduce`` does, then leave this rank's part of the optimizer."""
         super().build(make_model, make_optimizer, call)
-        if not self._splits:
-            return
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        user_optimizer = self.optimizer
-
-        def part(groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
-            """The user's own optimizer, with what it keeps beside its groups, over this rank's parameters."""
-            params = {param for group in groups for param in group["params"]}
-            user_optimizer.state = defaultdict(
-                dict, {param: state for param, state in user_optimizer.state.items() if param in params}
-            )
-            user_optimizer.param_groups = groups
-            return user_optimizer
-
-        try:
-            groups = [dict(group) for group in user_optimizer.param_groups]
-            self.optimizer = ZeroRedundancyOptimizer(groups, part, **user_optimizer.defaults)  # type: ignore[arg-type]
-        except ValueError as cause:
-            raise ConfigError(
-                f"strategy='zero1' cannot split this optimizer ({cause}): choose strategy='all_reduce'"
-            ) from cause
+        if self._splits:
+            self.optimizer = _Dealt(self.optimizer, self.collective.world.rank, self.collective.world.size)
 
     def check_parameters(self) -> None:
-        """Also refuse parameters that groups have got: the wrapper deals out whole groups."""
+        """Also refuse parameters that groups have got: they are dealt out when a group is added."""
         super().check_parameters()
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         earlier_sizes, self._group_sizes = self._group_sizes, sizes
@@ -89,7 +71,7 @@ class Zero1(AllReduce):
             return super().optimizer_state()
         optimizer: Any = self.optimizer
         world, numbers = self.collective.world, {param: i for i, param in enumerate(_parameters(optimizer))}
-        own_states = {numbers[param]: state for param, state in optimizer.optim.state.items()}
+        own_states = {numbers[param]: state for param, state in optimizer.own.state.items()}
         states: dict[int, Any] = {}
         for rank in range(world.size):
             part = self.collective.broadcast_object(own_states if rank == world.rank else None, rank)
@@ -119,13 +101,116 @@ class Zero1(AllReduce):
             return state["param_groups"]  # type: ignore[no-any-return]
 
         groups = on_leader(self.collective, groups_of_state)
-        own_params, own_states = set(_parameters(optimizer.optim)), {}
+        own_params, own_states = set(_parameters(optimizer.own)), {}
         for number, param in enumerate(_parameters(optimizer)):
             part = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
             if param in own_params and part is not None:
-                own_states[number] = part
+                own_states[param] = part
         with fitting("optimizer"):
-            optimizer.load_state_dict({"state": own_states, "param_groups": groups})
+            optimizer.load(own_states, groups)
+
+
+class _Dealt(torch.optim.Optimizer):
+    """An optimizer of all parameters whose steps are another's over this rank's part of them, and the ranks' gifts.
+
+    Args:
+        optimizer: of all parameters, in any state; it keeps this rank's.
+        rank: of this process.
+        ranks: how many there are.
+
+    Attributes:
+        own: the optimizer over this rank's part.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rank: int, ranks: int) -> None:
+        self.own, self._rank = optimizer, rank
+        self._parts: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+        groups, optimizer.param_groups = [dict(group) for group in optimizer.param_groups], []
+        super().__init__(groups, optimizer.defaults)  # which adds the groups
+        kept = set(self._parts[rank])
+        states = {param: state for param, state in optimizer.state.items() if param in kept}
+        self.state = optimizer.state = defaultdict(dict, states)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add it, and deal its parameters, the largest first, each to the rank that has least so far."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        numbers = [sum(param.numel() for param in part) for part in self._parts]
+        for param in sorted(group["params"], key=torch.numel, reverse=True):
+            rank = numbers.index(min(numbers))
+            numbers[rank] += param.numel()
+            self._parts[rank].append(param)
+        kept = set(self._parts[self._rank])
+        self.own.param_groups.append({**group, "params": [param for param in group["params"] if param in kept]})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step this rank's part with what its groups say by now, and get the other parts."""
+        pairs = list(zip(self.param_groups, self.own.param_groups, strict=True))
+        for group, own_group in pairs:
+            own_group.update(_settings(group))
+        loss = self.own.step(closure) if closure is not None else self.own.step()
+        for group, own_group in pairs:
+            group.update(_settings(own_group))
+        self._share()
+        return loss
+
+    def load(self, states: dict[torch.Tensor, Any], groups: list[dict[str, Any]]) -> None:
+        """Take over the states of this rank's parameters, and the settings of all groups."""
+        own_params = _parameters(self.own)
+        counted = iter(range(len(own_params)))
+        own_groups = [
+            {**_settings(group), "params": [next(counted) for _ in own_group["params"]]}
+            for group, own_group in zip(groups, self.own.param_groups, strict=True)
+        ]
+        numbered = {number: states[param] for number, param in enumerate(own_params) if param in states}
+        self.own.load_state_dict({"state": numbered, "param_groups": own_groups})
+        self.state = self.own.state
+        for group, own_group in zip(self.param_groups, self.own.param_groups, strict=True):
+            group.update(_settings(own_group))
+
+    @torch.no_grad()
+    def _share(self) -> None:
+        """Give this rank's part to the others, and get theirs."""
+        assert dist.group.WORLD is not None
+        pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in self._parts]
+        for of_ranks in itertools.zip_longest(*pieces, fillvalue=[]):
+            flat = [_flat(piece, self.param_groups[0]["params"][0].device) for piece in of_ranks]
+            _copy(of_ranks[self._rank], flat[self._rank], out=True)
+            give_to_all(flat, dist.group.WORLD)
+            for rank, piece in enumerate(of_ranks):
+                if rank != self._rank:
+                    _copy(piece, flat[rank])
+
+
+def _pieces(params: Iterable[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
+    """Parameters that travel together: of one dtype, and no more than so many bytes, but for a larger one alone."""
+    pieces: list[list[torch.Tensor]] = []
+    size = 0
+    for param in params:
+        if not pieces or param.dtype != pieces[-1][-1].dtype or size + param.nbytes > most_bytes:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(param)
+        size += param.nbytes
+    return pieces
+
+
+def _flat(piece: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Room for what a piece holds, one behind the other."""
+    return torch.empty(sum(p.numel() for p in piece), dtype=piece[0].dtype if piece else torch.uint8, device=device)
+
+
+def _copy(piece: list[torch.Tensor], flat: torch.Tensor, *, out: bool = False) -> None:
+    """Copy parameters from ``flat``, or out to it."""
+    first = 0
+    for param in piece:
+        values = flat[first : first + param.numel()].view(param.shape)
+        (values.copy_(param) if out else param.copy_(values))
+        first += param.numel()
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -156,13 +156,12 @@ class Watch(Meter):
 
     def on_fit_start(self, run):
         step = run.optimizer.step
-        moments = getattr(run.optimizer, "optim", run.optimizer)  # ZeroRedundancyOptimizer keeps its part in another
 
         def counted(*args, **kwargs):
             if len(self.losses) == STEPS - 1:
                 parameters = {id(p): p for group in run.optimizer.param_groups for p in group["params"]}
                 parameters |= {id(p): p for p in run.model.parameters()}
-                optimizers = [moments]
+                optimizers = [run.optimizer]
                 server = getattr(self.strategy, "_server", None)  # of parameters, beside the worker of this rank
                 if server is not None:
                     parameters |= {id(p): p for group in server.optimizer.param_groups for p in group["params"]}

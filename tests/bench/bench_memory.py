@@ -104,11 +104,10 @@ class Watch(Callback):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
         self.peak_making = self.heap.start_anew()
         step = run.optimizer.step
-        moments = getattr(run.optimizer, "optim", run.optimizer)  # ZeroRedundancyOptimizer keeps its part in another
 
         def counted(*args, **kwargs):
             parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
-            state = [value for s in moments.state.values() for value in s.values() if torch.is_tensor(value)]
+            state = [value for s in run.optimizer.state.values() for value in s.values() if torch.is_tensor(value)]
             self.bytes = {
                 "parameters": held([*run.model.parameters(), *parameters]),
                 "gradients": held([p.grad for p in parameters if p.grad is not None]),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparkdl.collective.pairwise import all_gather, all_to_all, reduce_scatter
+from sparkdl.collective.pairwise import all_gather, all_to_all, give_to_all, reduce_scatter
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
@@ -85,3 +85,17 @@ def test_pairs_are_of_a_group(run_collective):
     assert run_collective(in_groups, 4, "torch") == [
         ([0.0, 2.0], 2.0), ([1.0, 3.0], 4.0), ([0.0, 2.0], 20.0), ([1.0, 3.0], 40.0),
     ]  # fmt: skip
+
+
+def given(collective):
+    """Parts of uneven lengths, of which one is empty, and of several dtypes."""
+    rank, size, group = collective.world.rank, collective.world.size, dist.group.WORLD
+    wanted = [numbers(other, 5 * other, DTYPES[other % 3]) for other in range(size)]
+    parts = [part.clone() if other == rank else torch.empty_like(part) for other, part in enumerate(wanted)]
+    give_to_all(parts, group)
+    return all(torch.equal(part, other) for part, other in zip(parts, wanted, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_rank_gets_the_parts_of_all(run_collective, size):
+    assert run_collective(given, size, "torch") == [True] * size

@@ -90,7 +90,7 @@ def trained(strategy, world, collective, folder=None, epochs=3, optimizer="group
     state = strategy.state_dict()
     whole = isinstance(strategy, AllReduce) or world.is_leader  # a mesh gives one plain module, to the leader
     weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()} if whole else None
-    held = sum(len(each) for each in getattr(strategy.optimizer, "optim", strategy.optimizer).state.values())
+    held = sum(len(each) for each in strategy.optimizer.state.values())
     history = {"epochs": result.history.column("val_loss"), "norms": list(result.history.steps["grad_norm"])}
     return {"weights": weights, "state": state, "held": held, **history}
 

@@ -1,0 +1,107 @@
+"""What ``zero1`` deals out: parameters of several dtypes, in many rounds, to more ranks than there are parameters."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from unittest.mock import patch
+
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl.collective import open_collective
+from sparkdl.config import TrainConfig
+from sparkdl.strategies import zero1
+from sparkdl.strategies.base import open_strategy
+from sparkdl.train.in_memory import TensorSource
+from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
+from sparkdl.world import SOLO
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Mixed(torch.nn.Module):
+    """Weights of three dtypes, a convolution in channels-last order, one that is never used, one of no dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.table = torch.nn.Embedding(3, 8, dtype=torch.bfloat16)
+        self.convolution = torch.nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.idle = torch.nn.Linear(3, 3)
+        self.scale = torch.nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.last = torch.nn.Linear(3, 1).double()
+
+    def forward(self, x):
+        hidden = self.first(x) + self.table(torch.arange(len(x)) % 3).float()
+        seen = self.convolution(hidden.view(-1, 2, 2, 2)).flatten(1)
+        return self.last(seen.double()) * self.scale
+
+
+def trained(strategy, world, collective, round_bytes=64 << 20, optimizer=torch.optim.AdamW):
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(48, 6, generator=generator)
+    config = TrainConfig(epochs=2, seed=5)
+    with patch.object(zero1, "_ROUND_BYTES", round_bytes):
+        opened = open_strategy(strategy, collective, config)
+        result = fit(
+            Task(model=Mixed, optimizer=functools.partial(optimizer, lr=0.01), loss=torch.nn.MSELoss(), inputs=["x"],
+                 labels=["y"]),
+            TensorSource({"x": x, "y": x.double().sum(1, keepdim=True)}, global_batch_rows=12, world=world),
+            collective=collective,
+            config=config,
+            strategy=opened,
+        )  # fmt: skip
+    weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
+    last = result.model.convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    return weights, len(opened.optimizer.state), last
+
+
+def of_ranks(round_bytes, world):
+    collective = open_collective(world, backend="torch")
+    found = [trained(name, world, collective, round_bytes) for name in ("all_reduce", "zero1")]
+    collective.close()
+    return found
+
+
+@pytest.mark.parametrize(("size", "round_bytes"), [(2, 64 << 20), (2, 100), (4, 100)])
+def test_dealt_weights_of_any_kind_are_those_of_plain_copies(ranks, size, round_bytes):
+    results = ranks.together(functools.partial(of_ranks, round_bytes), size, "torch")
+    for (copied, _, _), (dealt, _, channels_last) in results:
+        assert all(torch.equal(dealt[name], tensor) for name, tensor in copied.items())
+        assert channels_last
+    untrained = Mixed().state_dict()
+    assert not torch.equal(results[0][1][0]["scale"], untrained["scale"])
+    assert sum(states for _, (_, states, _) in results) == results[0][0][1]
+
+
+def more_ranks_than_parameters(world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    opened = open_strategy("zero1", collective, TrainConfig(epochs=1))
+    x = torch.arange(8.0).view(8, 1)
+    result = fit(
+        Task(model=functools.partial(torch.nn.Linear, 1, 1), optimizer=functools.partial(torch.optim.SGD, lr=0.01),
+             loss=torch.nn.MSELoss(), inputs=["x"], labels=["y"]),
+        TensorSource({"x": x, "y": 2 * x}, global_batch_rows=4, world=world),
+        collective=collective, config=TrainConfig(epochs=1), strategy=opened,
+    )  # fmt: skip
+    collective.close()
+    return [tensor.tolist() for tensor in result.model.state_dict().values()], len(opened.optimizer.own.param_groups)
+
+
+def test_a_rank_without_a_parameter_gets_all_the_same(ranks):
+    found = ranks.together(more_ranks_than_parameters, 3, "torch")
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == 1
+
+
+def test_one_rank_alone_keeps_its_own_optimizer():
+    collective = open_collective(SOLO, backend="solo")
+    weights, states, _ = trained("zero1", SOLO, collective)
+    plain, all_states, _ = trained("all_reduce", SOLO, collective)
+    assert states == all_states
+    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.items())
