@@ -19,7 +19,7 @@ from sparkdl.strategies.base import TaskView
 
 __all__ = ["Zero1"]
 
-_ROUND_BYTES = 64 << 20
+_ROUND_BYTES = 16 << 20
 """Of parameters that travel at once, from all ranks together: so much memory a step takes besides."""
 
 
