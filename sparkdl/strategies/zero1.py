@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -174,12 +174,14 @@ class _Dealt(torch.optim.Optimizer):
         assert dist.group.WORLD is not None
         pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in self._parts]
         for of_ranks in itertools.zip_longest(*pieces, fillvalue=[]):
-            flat = [_flat(piece, self.param_groups[0]["params"][0].device) for piece in of_ranks]
-            _copy(of_ranks[self._rank], flat[self._rank], out=True)
+            flat = [_room(piece, self.param_groups[0]["params"][0].device) for piece in of_ranks]
+            for param, values in _places(of_ranks[self._rank], flat[self._rank]):
+                values.copy_(param)
             give_to_all(flat, dist.group.WORLD)
             for rank, piece in enumerate(of_ranks):
                 if rank != self._rank:
-                    _copy(piece, flat[rank])
+                    for param, values in _places(piece, flat[rank]):
+                        param.copy_(values)
 
 
 def _pieces(params: Iterable[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
@@ -195,17 +197,16 @@ def _pieces(params: Iterable[torch.Tensor], most_bytes: int) -> list[list[torch.
     return pieces
 
 
-def _flat(piece: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _room(piece: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Room for what a piece holds, one behind the other."""
     return torch.empty(sum(p.numel() for p in piece), dtype=piece[0].dtype if piece else torch.uint8, device=device)
 
 
-def _copy(piece: list[torch.Tensor], flat: torch.Tensor, *, out: bool = False) -> None:
-    """Copy parameters from ``flat``, or out to it."""
+def _places(piece: list[torch.Tensor], flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each parameter of a piece, and the part of ``flat`` that is its own, in its shape."""
     first = 0
     for param in piece:
-        values = flat[first : first + param.numel()].view(param.shape)
-        (values.copy_(param) if out else param.copy_(values))
+        yield param, flat[first : first + param.numel()].view(param.shape)
         first += param.numel()
 
 

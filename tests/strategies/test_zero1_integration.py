@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from sparkdl.collective import open_collective
-from sparkdl.config import TrainConfig
+from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.strategies import zero1
 from sparkdl.strategies.base import open_strategy
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.train.trainer import fit
@@ -76,6 +77,41 @@ def test_dealt_weights_of_any_kind_are_those_of_plain_copies(ranks, size, round_
     untrained = Mixed().state_dict()
     assert not torch.equal(results[0][1][0]["scale"], untrained["scale"])
     assert sum(states for _, (_, states, _) in results) == results[0][0][1]
+
+
+def named(net):
+    """Groups that keep the names of their parameters."""
+    first = list(net.first.named_parameters())
+    others = [(name, param) for name, param in net.named_parameters() if not name.startswith("first")]
+    return torch.optim.AdamW([{"params": first, "lr": 0.02}, {"params": others}], lr=0.01)
+
+
+def with_names(folder, world):
+    """Two epochs, and one after the other from a checkpoint."""
+    torch.set_num_threads(1)
+    collective, found = open_collective(world, backend="torch"), []
+    x = torch.randn(48, 6, generator=torch.Generator().manual_seed(3))
+    for runs in ([2], [1, 2]):
+        for epochs in runs:
+            config = TrainConfig(epochs=epochs, seed=5)
+            opened = open_strategy("zero1", collective, config)
+            result = fit(
+                Task(model=Mixed, optimizer=named, loss=torch.nn.MSELoss(), inputs=["x"], labels=["y"]),
+                TensorSource({"x": x, "y": x.double().sum(1, keepdim=True)}, global_batch_rows=12, world=world),
+                collective=collective, config=config, strategy=opened,
+                checkpoints=Checkpointer(CheckpointConfig(uri=f"{folder}/{len(runs)}", every_steps=4)),
+            )  # fmt: skip
+        weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
+        found.append((weights, [group["param_names"] for group in opened.optimizer.param_groups]))
+    collective.close()
+    return found
+
+
+def test_names_of_parameters_stay_and_a_resumed_run_is_the_undisturbed_one(ranks, tmp_path):
+    for (plain, names), (resumed, names_then) in ranks.together(functools.partial(with_names, tmp_path), 2, "torch"):
+        assert names == names_then
+        assert names[0] == ["weight", "bias"]
+        assert all(torch.equal(resumed[name], tensor) for name, tensor in plain.items())
 
 
 def more_ranks_than_parameters(world):
