@@ -111,7 +111,7 @@ class Zero1(AllReduce):
 
 
 class _Dealt(torch.optim.Optimizer):
-    """An optimizer of all parameters whose steps are another's over this rank's part of them, and the ranks' gifts.
+    """Has the groups of all parameters; steps an optimizer of this rank's part, then gets the others from their ranks.
 
     Args:
         optimizer: of all parameters, in any state; it keeps this rank's.
@@ -125,6 +125,7 @@ class _Dealt(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer, rank: int, ranks: int) -> None:
         self.own, self._rank = optimizer, rank
         self._parts: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+        self._rounds: list[tuple[list[torch.Tensor], ...]] = []  # what each rank gives at once
         groups, optimizer.param_groups = [dict(group) for group in optimizer.param_groups], []
         super().__init__(groups, optimizer.defaults)  # which adds the groups
         kept = set(self._parts[rank])
@@ -142,6 +143,8 @@ class _Dealt(torch.optim.Optimizer):
             self._parts[rank].append(param)
         kept = set(self._parts[self._rank])
         self.own.param_groups.append({**group, "params": [param for param in group["params"] if param in kept]})
+        pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in self._parts]
+        self._rounds = list(itertools.zip_longest(*pieces, fillvalue=[]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step this rank's part with what its groups say by now, and get the other parts."""
@@ -172,9 +175,9 @@ class _Dealt(torch.optim.Optimizer):
     def _share(self) -> None:
         """Give this rank's part to the others, and get theirs."""
         assert dist.group.WORLD is not None
-        pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in self._parts]
-        for of_ranks in itertools.zip_longest(*pieces, fillvalue=[]):
-            flat = [_room(piece, self.param_groups[0]["params"][0].device) for piece in of_ranks]
+        for of_ranks in self._rounds:
+            device = next(param.device for piece in of_ranks for param in piece)
+            flat = [_room(piece, device) for piece in of_ranks]
             for param, values in _places(of_ranks[self._rank], flat[self._rank]):
                 values.copy_(param)
             give_to_all(flat, dist.group.WORLD)

@@ -19,6 +19,7 @@ import cloudpickle
 import pytest
 from run_store import at_store, held_store
 
+from sparkdl.compat.pickles import dumps
 from sparkdl.world import World
 
 WORKER = Path(__file__).with_name("rank_worker.py")
@@ -72,7 +73,7 @@ class RankProcess:
         self._jobs = os.fdopen(jobs, "wb")
 
     def send(self, job, environment):
-        blob = cloudpickle.dumps((job, environment))
+        blob = dumps((job, environment))
         self._jobs.write(struct.pack("<q", len(blob)) + blob)
         self._jobs.flush()
 

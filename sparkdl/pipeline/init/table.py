@@ -141,17 +141,17 @@ def _ending_of(file: str) -> Kind | None:
 class _File:
     """A Parquet file, and the values of the partitions that it lies in."""
 
-    place: Storage
+    storage: Storage
     partition: Mapping[str, pa.Scalar] = field(default_factory=dict)
 
     @contextmanager
     def opened(self) -> Iterator[pq.ParquetFile]:
         """The file, closed again afterwards."""
-        with self.place.open_input() as stream:
+        with self.storage.open_input() as stream:
             try:
                 yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
             except pa.ArrowInvalid as error:
-                raise DataError(f"{self.place.uri} cannot be read as Parquet ({error}): remove it") from error
+                raise DataError(f"{self.storage.uri} cannot be read as Parquet ({error}): remove it") from error
 
     def with_partition(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows with the columns of the folder that they lie in, or exactly with ``columns``."""
@@ -184,13 +184,13 @@ class ParquetRows(Rows):
 
     @cached_property
     def _groups(self) -> dict[int, list[int]]:
-        """Rows of each row group of each file, by its place in the list; of some where there are very many."""
+        """Rows of each row group of each file, by its number in the list; of some where there are very many."""
         step = max(1, -(-len(self._files) // _FOOTERS))
         rows_by_group = {}
         for index in range(0, len(self._files), step):
             with self._files[index].opened() as file:
                 facts = file.metadata
-                check_types(schema_of(facts), self._files[index].place.uri)
+                check_types(schema_of(facts), self._files[index].storage.uri)
                 rows_by_group[index] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
         return rows_by_group
 
