@@ -108,7 +108,7 @@ def test_the_members_of_an_ensemble_are_trained_each_on_its_own_loss():
         return 2 * (fare - fares).square().mean() + of_late + torch.nn.functional.cross_entropy(kind, kinds) + of_amount
 
     of_mean = loss(*net(rows(7)))
-    leaving = torch.einsum("rmw,mwo->mro", answers[0], net.leave) + net.leave_bias.unsqueeze(1)
+    leaving = torch.einsum("mrw,mow->mro", answers[0], net.leave) + net.leave_bias.unsqueeze(1)
     members = [loss(*member.split(net.outputs, dim=1)) for member in leaving * net.deviation + net.mean]
     torch.testing.assert_close(of_mean + net.auxiliary_loss, torch.stack(members).mean())
     assert net.auxiliary_loss > 0.001
@@ -150,13 +150,13 @@ def test_numbers_bend_at_their_knots_and_count_less_and_less_beyond_them_for_hal
     torch.manual_seed(0)
     features = {"inputs": [FEATURES["inputs"][0]], "labels": FEATURES["labels"][:1]}
     (part,) = TabularEnsemble(features).parts
-    torch.nn.init.normal_(part.steps)
+    torch.nn.init.normal_(part.lines)
     numbers = torch.zeros(6, 3)
     numbers[:, 0] = torch.tensor([-0.9, -0.5, -0.1, 3.3, 3.4, 3.5])
-    shares = ((numbers.unsqueeze(2) - part.starts) * part.slopes).clamp(0, 1)
-    torch.testing.assert_close(shares[:3, 0, 0], torch.tensor([0.1, 0.5, 0.9]))
-    assert shares[3:, 0].eq(1).all()
-    assert not shares[:, 1:].any()  # without knots, and between two ends, a number is a line as it is
+    shares = ((numbers.T.unsqueeze(1) - part.starts) * part.slopes).clamp(0, 1)  # (columns, intervals, rows)
+    torch.testing.assert_close(shares[0, 0, :3], torch.tensor([0.1, 0.5, 0.9]))
+    assert shares[0, :, 3:].eq(1).all()
+    assert not shares[1:].any()  # without knots, and between two ends, a number is a line as it is
     bent = part(numbers, None)
     assert bent.shape == (6, 27)
     distance = numbers[:, 0] - 0.5  # from the median; its deviation is below 1, and 1 is what is taken then
@@ -283,3 +283,10 @@ def test_a_bundle_takes_no_memory_before_its_weights_are_known_to_be_the_network
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_short_document_cannot_name_room_for_very_many_knots():
+    """Each column has room for as many intervals as the one with most."""
+    numbers = {"name": "n", "shape": [20_001], "knots": [list(range(40_000)), *([[]] * 20_000)]}
+    with pytest.raises(ValueError, match="20001 columns, of which one has 39999 intervals, are more than 4,000,000"):
+        TabularEnsemble({**FEATURES, "inputs": [numbers]})
