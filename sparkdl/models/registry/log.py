@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sparkdl.columns.numpy_arrow import to_rows
 from sparkdl.documents.typed import Count, Source, decode, encode, parse
 from sparkdl.errors import ConflictError, FencedError, IntegrityError, SparkdlError, StorageError
-from sparkdl.models.registry.events import EVENTS, SIGNED_EVENTS, Event, State, event_rows
+from sparkdl.models.registry.events import EVENTS, LOG, SIGNED_EVENTS, Event, State, event_rows
 from sparkdl.observe import logger
 from sparkdl.storage import Entry, Storage, sha256_hex
 from sparkdl.tables.table import Fence, Table
@@ -248,8 +248,6 @@ class EventLog:
         except (IntegrityError, pa.ArrowException) as error:
             logger.warning("the checkpoint of %s is not used: %s", self.root.uri, error)
             return self._read_table()
-        if state.rows["sequence"][saved:].to_pylist() != list(range(saved, state.count)):
-            return self._read_table()
         return _Snapshot(
             state=state, version=tail.version, columns=checkpoint.commit.columns, proof=tail.proof, saved=saved
         )
@@ -261,7 +259,13 @@ class EventLog:
         return _Snapshot(state=self._state_of(rows), version=version, columns=columns)
 
     def _state_of(self, rows: pa.Table) -> State:
-        return State(rows, lambda content_hash: self.artifact(content_hash).uri)
+        state = State(rows, lambda content_hash: self.artifact(content_hash).uri)
+        numbers = state.rows["sequence"].to_pylist()
+        # Each event signs its number: without one of them, an alias would go back to a version it was taken from.
+        if numbers != list(range(state.count)):
+            first = next(count for count, number in enumerate(numbers) if count != number)
+            raise LOG.error(f"event {first} is missing, or stands there twice")
+        return state
 
     def _append(self, row: pa.Table, newest: _Snapshot) -> tuple[int, str]:
         """Commit an event after the newest version; return its version, and the hash of the commit if known."""

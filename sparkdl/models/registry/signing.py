@@ -8,9 +8,11 @@ signature shows is that the newest events are there: whoever can delete them can
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +29,8 @@ __all__ = ["FILE_VARIABLE", "VARIABLE", "Keys", "SigningKey"]
 
 VARIABLE, FILE_VARIABLE = "SPARKDL_REGISTRY_KEY", "SPARKDL_REGISTRY_KEY_FILE"
 """The key itself, and the names of files with one each, the first of which signs, as in PATH."""
+_ED25519 = b"\x06\x03\x2b\x65\x70"
+"""How a key of that kind says so in DER (RFC 8410)."""
 _LEAST_BYTES = 32
 _MOST_BYTES = 1 << 16
 _CONTEXT = b"sparkdl registry event 1\n"
@@ -54,11 +58,21 @@ class SigningKey:
         """Make one of its text: PEM of an Ed25519 key, private or public; anything else is a secret.
 
         Raises:
-            ConfigError: it is a secret of fewer than 32 bytes, or no such PEM.
+            ConfigError: it is a secret of fewer than 32 bytes, or no such PEM; or what others may know: a key in
+                another form, which may be a public one, or the path of a file.
         """
-        data = (key.encode() if isinstance(key, str) else key).strip()
+        data = (key.encode() if isinstance(key, str) else key).removeprefix(codecs.BOM_UTF8).strip()
         if data.startswith(b"-----BEGIN"):
             return _ed25519(data)
+        require(
+            b"-----BEGIN" not in data and _ED25519 not in data,
+            "the registry's key is no secret: it holds a PEM behind other text, or a key in DER; give the PEM alone",
+        )
+        require(
+            b"/" not in data or re.search(rb"\.[a-z]{1,5}$", data) is None,
+            f"the registry's key is the path of a file, which is no secret: give it to SigningKey.from_file or in "
+            f"{FILE_VARIABLE}",
+        )
         require(
             len(data) >= _LEAST_BYTES,
             f"the registry's key has {len(data)} bytes, a secret has at least {_LEAST_BYTES}: make one with "

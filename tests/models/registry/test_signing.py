@@ -13,7 +13,7 @@ from torch import nn
 from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.registry import ModelRegistry, SigningKey
-from sparkdl.models.registry.events import EVENTS, SIGNED_EVENTS, Event
+from sparkdl.models.registry.events import EVENTS, SIGNED_EVENTS, Event, State
 
 SECRET = "5d41402abc4b2a76b9719d911017c592"
 
@@ -154,6 +154,30 @@ def test_an_altered_move_of_an_alias_is_refused(tmp_path, bundle):
         plain.get("m", "champion")
 
 
+@pytest.mark.parametrize("where", ["table", "checkpoint"])
+def test_an_event_taken_out_of_the_middle_is_noticed(tmp_path, bundle, where):
+    registry = ModelRegistry(str(tmp_path / "registry"), key=SigningKey.of(SECRET))
+    for _ in range(2):
+        registry.publish("m", bundle)
+    registry.set_alias("m", "champion", 1, expected=None)
+    registry.set_alias("m", "champion", 2, expected=1)  # event 3; without it the champion would be version 1
+    registry.publish("m", bundle)
+    rows = [row for row in registry._log.table.rows().to_pylist() if row["sequence"] != 3]
+    others = pa.Table.from_pylist(rows, schema=SIGNED_EVENTS)
+    if where == "checkpoint":
+        newest = registry._log._read_table()
+        proof = registry._log.table.journal.proof(newest.version)
+        state = State(others, str)
+        registry._log._write_checkpoint(replace(newest, state=state, proof=proof))
+        assert ModelRegistry(registry.uri, key=registry.key).get("m", "champion").version == 2
+        return
+    registry._root.child("events").delete(recursive=True)
+    registry._root.child("state").delete(recursive=True)
+    registry._log.table.append(others)
+    with pytest.raises(IntegrityError, match="event 3 is missing, or stands there twice"):
+        ModelRegistry(registry.uri, key=registry.key).get("m", "champion")
+
+
 def test_another_bundle_under_a_signed_name_is_refused(tmp_path, bundle):
     registry = ModelRegistry(str(tmp_path / "registry"), key=SigningKey.of(SECRET))
     made = registry.publish("m", bundle)
@@ -197,9 +221,13 @@ def test_a_key_that_is_none_is_refused(tmp_path):
         ("short", "has 5 bytes, a secret has at least 32: make one with openssl rand -hex 32"),
         ("-----BEGIN PRIVATE KEY-----\nMC4C\n-----END PRIVATE KEY-----", "is no PEM that can be read"),
         (rsa(), "is a _?RSAPrivateKey, not an Ed25519 one"),
+        ("# ours\n-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----", "is no secret: it holds a PEM behind"),
+        (bytes.fromhex("302a300506032b6570032100") + b"p" * 32, "or a key in DER; give the PEM alone"),
+        ("/dbfs/security/keys/registry-of-all-jobs.pem", "is the path of a file, which is no secret"),
     ]:
         with pytest.raises(ConfigError, match=message):
             SigningKey.of(text)
+    assert SigningKey.of("\ufeff" + SECRET).id == SigningKey.of(SECRET).id  # as some editors begin a file
     with pytest.raises(ConfigError, match="not a SigningKey"):
         ModelRegistry(str(tmp_path), key="a" * 64)
 
