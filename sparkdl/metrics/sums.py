@@ -177,7 +177,9 @@ def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[
 def _value_metrics(table: Floats, origin: float) -> dict[str, Floats]:
     weight, label, label_squared, squared, absolute, relative, zero, error, pinball = table.T
     spread = label_squared - label * label / weight
-    rounding = weight * (8 * np.finfo(np.float64).eps * abs(origin)) ** 2
+    epsilon = np.finfo(np.float64).eps
+    # Of equal labels the spread is what rounding leaves: of each label, and of the sum of many squares.
+    rounding = weight * (8 * epsilon * abs(origin)) ** 2 + 64 * epsilon * label_squared
     return {
         "mse": squared / weight,
         "rmse": np.sqrt(squared / weight),

@@ -93,6 +93,15 @@ def test_what_quantiles_lose_is_sklearns_pinball_loss():
         metric_over(rows, "pinball")
 
 
+def test_r2_of_a_draw_of_equal_labels_is_undefined_wherever_they_lie():
+    labels = np.zeros(300)
+    labels[:5] = [3.1, 40.7, 2.3, 9.9, 17.2]
+    rows = Rows.of("regression", labels, labels + 0.1, groups=np.arange(300))
+    draws = np.zeros((2, 300))
+    draws[0, 5:], draws[1, 0] = 1.0, 300.0
+    assert np.isnan(metric_over(rows, "r2", draws)).all()
+
+
 def test_r2_is_exact_far_from_zero():
     rows = regression_rows(shift=1e9)
     exact = sklearn.r2_score(rows.labels - 1e9, rows.predictions - 1e9, sample_weight=rows.weights)
