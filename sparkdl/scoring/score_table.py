@@ -130,8 +130,7 @@ def _by_workers(
     if not target.can_stage(spark):
         return target.write(numbers.mapInArrow(Chain((read, plan.scorer)), plan.schema), **write, metadata=facts)
     mark = write.get("transaction")
-    last = target.transaction_version(mark.application) if mark is not None else None
-    if mark is not None and last is not None and last >= mark.version:
+    if mark is not None and mark.committed(target.uri, target.transaction_version(mark.application)):
         return WriteResult(version=target.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
     staged = target.stage(plan.schema.json(), **write, metadata=facts)
     check_places({"predictions": staged.root}, spark)

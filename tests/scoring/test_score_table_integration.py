@@ -17,7 +17,7 @@ from torch import nn
 
 import sparkdl
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import ConfigError, DataError, SchemaError, StorageError
+from sparkdl.errors import ConfigError, DataError, FencedError, SchemaError, StorageError
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.score import Predictor, score
@@ -208,6 +208,9 @@ def test_predictions_replace_their_partitions_and_the_same_work_commits_once(spa
     assert (once.written.committed, once.written.version, target.version()) == (False, 1, 1)
     with pytest.raises(SchemaError, match="is not in the Delta table"):
         sparkdl.score_table(parted, predictor, target, keep=[*keep, "name"], mode="replace")
+    late = AppTransaction(application="s", version=-1, fenced=True)
+    with pytest.raises(FencedError, match="a later run of s"):
+        sparkdl.score_table(parted, predictor, target, transaction=late, **day)
     assert target.version() == 1
 
 
