@@ -95,6 +95,12 @@ class Signature:
             names = [field.name for field in fields]
             double = sorted({name for name in names if names.count(name) > 1})
             require(not double, f"{kind} names {double} appear twice: name each tensor once")
+        ragged = [field.name for field in self.outputs if None in field.shape]
+        require(
+            not ragged,
+            f"outputs {ragged} are of varying length, which would depend on the longest row of a batch: let the model "
+            "return as many numbers for every row, and say how many in the shape",
+        )
         bare = [field.name for field in self.inputs if not field.columns and self.owner(field) is None]
         require(not bare, f"inputs {bare} name no columns: say which columns each is packed from")
 

@@ -108,7 +108,7 @@ def _column(field: TensorField, tensor: Any, rows: int, missing: Array | None, *
             f"the model returns a {type(tensor).__name__} as output {field.name!r}: let it return one tensor each"
         )
     width = math.prod(size or 1 for size in field.shape)
-    if len(tensor) != rows or (None not in field.shape and tensor.numel() != rows * width):
+    if len(tensor) != rows or tensor.numel() != rows * width:
         raise SchemaError(
             f"the model returns {tuple(tensor.shape)} for {rows} rows as output {field.name!r}, its signature says "
             f"{(rows, *field.shape)}: correct the signature"
@@ -120,14 +120,13 @@ def _column(field: TensorField, tensor: Any, rows: int, missing: Array | None, *
     null = from_numpy(missing) if missing is not None else None
     if pa.types.is_struct(kind):
         return _vector_column(tensor.double().contiguous().numpy(), kind, null)
-    sizes = tensor.shape[1:] if None in field.shape else field.shape
     leaf = _ARROW[field.dtype]
     flat = np.ascontiguousarray(tensor.numpy()).reshape(-1)
     if not field.shape:
         return from_numpy(flat, missing).cast(leaf)
     values = from_numpy(flat).cast(leaf)
-    for level, size in enumerate(reversed(sizes)):
-        outer = level == len(sizes) - 1
+    for level, size in enumerate(reversed(field.shape)):
+        outer = level == len(field.shape) - 1
         offsets = from_numpy(np.arange(0, len(values) + 1, size, dtype=np.int32))
         values = pa.ListArray.from_arrays(offsets, values, mask=null if outer else None)
     return values

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 import sparkdl
-from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
 from sparkdl.models.bundle import Signature, TensorField, load_bundle, read_bundle, save_bundle
 
 SIGNATURE = Signature(
@@ -409,3 +409,9 @@ def test_loaded_weights_can_be_trained_without_touching_the_file(tmp_path):
     optimizer.step()
     assert (tmp_path / "a" / "weights.safetensors").read_bytes() == before
     load_bundle(str(tmp_path / "a"))
+
+
+def test_an_output_of_varying_length_is_refused():
+    """Its width would be that of the longest row of a batch."""
+    with pytest.raises(ConfigError, match=r"outputs \['y'\] are of varying length"):
+        Signature(inputs=SIGNATURE.inputs, outputs=(TensorField(name="y", shape=(None,)),))
