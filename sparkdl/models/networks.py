@@ -22,7 +22,7 @@ _BENDS, _NUMBERS_WITH_ALL_BENDS, _MOST_BENT_NUMBERS = 8, 64, 256
 """Piecewise linear functions of each number; there are fewer of more numbers, and none where numbers are very many:
 of 500 numbers they took six times as long as all else, 27 ms a step of 128 rows beside 4."""
 _MOST_INTERVALS = 4_000_000
-"""Of all columns together, each of which has room for as many as the one with most: a short document could name more."""
+"""Of all columns together, each with room for as many as the one with most: a short document could name more."""
 _REACH = 6.0
 """Deviations from the median that no number counts for more than; of 3 and 8 the errors were greater."""
 _REACH_OF_LOGARITHMS = 30.0

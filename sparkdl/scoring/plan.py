@@ -13,7 +13,15 @@ from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.inputs import InputPlan, Part
 
-__all__ = ["plan_input", "plan_inputs"]
+__all__ = ["check_meaning", "plan_input", "plan_inputs"]
+
+_MEANT = {
+    "": "plain numbers",
+    "date": "dates",
+    "timestamp": "moments (timestamp)",
+    "timestamp_ntz": "times on the clock (timestamp_ntz)",
+    "string": "codes of strings",
+}
 
 
 def plan_inputs(signature: Signature, features: Features | None) -> tuple[InputPlan, ...]:
@@ -83,3 +91,27 @@ def _whole(part: Part, packs: Mapping[str, Sequence[str]]) -> Part:
     """A part that picks every column of its pack in order takes it as it is."""
     everything = tuple(range(len(packs.get(part.column, ()))))
     return Part(part.column, None, part.names) if part.picked == everything else part
+
+
+def check_meaning(field: TensorField, column: str, meaning: str, type_name: str) -> None:
+    """Refuse a column whose numbers stand for something else than those that the model was trained on.
+
+    Args:
+        field: the input that takes the column.
+        column: its name.
+        meaning: what its numbers stand for, as ``TensorField.logical``; empty for themselves.
+        type_name: of the column, for the message.
+
+    Raises:
+        SchemaError: it is another one.
+    """
+    if field.logical == meaning == "string":
+        raise SchemaError(
+            f"column {column!r} holds strings, and the model was trained on their codes, which the manifest of its "
+            "shards lists and the model does not carry: give a column with the codes"
+        )
+    if field.logical is not None and meaning != ("" if field.logical == "string" else field.logical):
+        raise SchemaError(
+            f"column {column!r} is of type {type_name}, and the model was trained on {_MEANT[field.logical]}: cast the "
+            "column to what it was in training"
+        )

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from torch import nn
 
+from sparkdl.columns.types import tensor_kind
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, SchemaError
 from sparkdl.features.fitted import Features
@@ -21,7 +22,7 @@ from sparkdl.models.signature import Signature
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.scoring.models import BundleSource, HeldModule, ModelSource, WithFeatures
 from sparkdl.scoring.outputs import output_type
-from sparkdl.scoring.plan import plan_inputs
+from sparkdl.scoring.plan import check_meaning, plan_inputs
 from sparkdl.scoring.worker import Scorer
 
 __all__ = ["score_rows"]
@@ -70,8 +71,13 @@ def score_rows(
         features=features,
         raw=() if features is None else features.columns,
     )
+    table = _table(rows, names)
+    for field in signature.inputs if features is None else ():
+        for name in field.columns:
+            kind = table.schema.field(name).type
+            check_meaning(field, name, _meaning(kind), str(kind))
     fields = [pa.field(field.name, output_type(field, config.vectors)) for field in signature.outputs]
-    batches = scorer.score(iter(_table(rows, names).combine_chunks().to_batches(max_chunksize=config.batch_rows)))
+    batches = scorer.score(iter(table.combine_chunks().to_batches(max_chunksize=config.batch_rows)))
     return pa.Table.from_batches(list(batches), pa.schema(fields))
 
 
@@ -87,6 +93,14 @@ def _source(
         raise BundleError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
     source = BundleSource(info.folder, info.content_hash, allow_pickle, allowed)
     return source, info.signature, features_of(info, allowed)
+
+
+def _meaning(kind: pa.DataType) -> str:
+    """What the numbers of a column stand for; empty for themselves, and where no tensor can hold its type."""
+    try:
+        return str(tensor_kind("", kind, None).get("logical", ""))
+    except SchemaError:
+        return ""
 
 
 def _table(rows: Any, names: list[str]) -> pa.Table:

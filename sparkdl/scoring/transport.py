@@ -28,7 +28,7 @@ from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.inputs import InputPlan
 from sparkdl.scoring.outputs import Kept
-from sparkdl.scoring.plan import plan_input, plan_inputs
+from sparkdl.scoring.plan import check_meaning, plan_input, plan_inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -37,13 +37,6 @@ __all__ = ["Transport"]
 
 _PACK = "__sparkdl_pack_"
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
-_MEANT = {
-    "": "plain numbers",
-    "date": "dates",
-    "timestamp": "moments (timestamp)",
-    "timestamp_ntz": "times on the clock (timestamp_ntz)",
-    "string": "codes of strings",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +136,7 @@ def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> No
         if name not in types:
             continue
         kind = types[name].dataType
-        meaning = _logical(kind) or ""
-        codes = field.logical == "string"
-        if codes and meaning == "string":
-            raise SchemaError(
-                f"column {name!r} holds strings, and the model was trained on their codes, which the manifest of its "
-                "shards lists and the model does not carry: give a column with the codes"
-            )
-        if meaning != ("" if codes else field.logical):
-            raise SchemaError(
-                f"column {name!r} is of type {kind.simpleString()}, and the model was trained on "
-                f"{_MEANT[field.logical or '']}: cast the column to what it was in training"
-            )
+        check_meaning(field, name, _logical(kind) or "", kind.simpleString())
 
 
 def _logical(kind: T.DataType) -> str | None:

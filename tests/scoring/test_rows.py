@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from fractions import Fraction
 
 import pandas as pd
@@ -58,3 +59,15 @@ def test_a_module_is_copied_to_another_device_and_stays_where_it_was():
     assert copied.weight.is_meta
     assert model.running_mean.is_cpu
     assert model.weight.is_cpu
+
+
+def test_dates_are_not_taken_for_moments_nor_numbers_for_dates():
+    dates = Signature(
+        inputs=(TensorField(name="a", dtype="int32", shape=(1,), columns=("day",), logical="date"),),
+        outputs=(TensorField(name="y", dtype="int32", shape=(1,)),),
+    )
+    day = datetime.date(1970, 1, 11)
+    assert score_rows(nn.Identity(), pd.DataFrame({"day": [day]}), signature=dates)["y"].to_pylist() == [[10]]
+    for other in (pd.to_datetime([day]), [10]):
+        with pytest.raises(SchemaError, match=r"column 'day' is of type .* and the model was trained on dates: cast"):
+            score_rows(nn.Identity(), pd.DataFrame({"day": other}), signature=dates)
