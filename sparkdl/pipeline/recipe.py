@@ -21,8 +21,8 @@ __all__ = ["SMOOTHING", "accuracy_column", "calibrates", "recipe_of", "smoothing
 
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
-_MOST_EPOCHS_OF_CLASSES = 28
-"""Of several classes, judged by their accuracy: by 20 surveys has 2 % more errors, by 40 storms 2 % fewer."""
+_MOST_EPOCHS_OF_CLASSES, _RATE_OF_CLASSES = 22, 0.014
+"""Of several classes, judged by their accuracy: by 0.005 storms has 7 % more errors, of other labels ames 6 % fewer."""
 SMOOTHING = 0.1
 """Of labels that accuracy judges; by .05 the error of storms is 3 % above, of surveys the same (docs/quality.md)."""
 _LEAST_READ, _LEAST_STEPS, _MOST_EPOCHS_OF_FEW = 100_000, 600, 60
@@ -63,11 +63,12 @@ def with_recipe(
     by_rows = min(most_epochs, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
     of_few = min(_MOST_EPOCHS_OF_FEW, math.ceil(max(_LEAST_READ / max(1, rows), _LEAST_STEPS / steps)))
     epochs = train.epochs or max(by_rows, of_few)
+    rate = 0.001 if not default_network else 0.005 if accuracy is None else _RATE_OF_CLASSES
     filled = {
         "num_proc": ranks,
         "batch_size": batch,
         "epochs": epochs,
-        "learning_rate": None if ":" in train.optimizer else 0.005 if default_network else 0.001,
+        "learning_rate": None if ":" in train.optimizer else rate,
         "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
         "decay": "cosine",
         "early_stopping_patience": max(4, epochs // 4),
