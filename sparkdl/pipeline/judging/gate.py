@@ -40,7 +40,7 @@ __all__ = [
 
 Mode = Literal["better", "not_worse"]
 Outcome = Literal[
-    "first",  # there is no champion
+    "first",  # there is no champion, or none before this one
     "champion_unusable",  # it cannot predict these rows
     "better",
     "not_worse",
@@ -271,7 +271,7 @@ def _judge(
             return "champion_unusable", f"the champion cannot predict these rows ({error}); {text}{reached}", None, None
         if seen:
             return "too_little", seen, None, None
-        return "first", f"there is no champion yet; the challenger has {text}{reached}", None, None
+        return "first", f"there is no earlier champion; the challenger has {text}{reached}", None, None
     if gate.metric not in rival_result.values:
         return "champion_unusable", f"the champion's {rival_result.undefined[gate.metric]}; {text}{reached}", None, None
     return _compare(gate, challenger, champion, result.values[gate.metric], rival_result.values[gate.metric])

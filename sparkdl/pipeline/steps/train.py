@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.pipeline.recipe import accuracy_column
 from sparkdl.pipeline.rows.parts import Parts, rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.evaluator import Stale, Step
@@ -128,7 +129,7 @@ class TrainStep(Step):
         parts, _ = parts_to_learn(run)
         shards = None if parts is None else shards_key(project, state, parts)
         if project.spec.search is None or shards is None:
-            return "model, train, label or their code differ"
+            return "model, train, label, what judges its classes, or their code differ"
         trials, receipts = _trials(project, shards), state.receipts.of("trial")
         return f"{sum(key in receipts for key in trials)} of {len(trials)} trials of the search are done"
 
@@ -234,6 +235,7 @@ def _inputs(project: Project, shards: str, trial: Mapping[str, Any]) -> dict[str
     deciding = {name: value for name, value in settings["train"].items() if name not in NOT_DECIDING}
     if trial:  # which the best is told by
         deciding["metrics"] = metrics_of_trials(project.spec)
+    several_classes = project.spec.label[project.spec.judged_label].type == "multiclass"
     return {
         "version": VERSION,
         "shards": shards,
@@ -241,6 +243,7 @@ def _inputs(project: Project, shards: str, trial: Mapping[str, Any]) -> dict[str
         "train": deciding,
         "label": settings["label"],
         "code": project.code,
+        **({"accuracy": accuracy_column(project.spec)} if several_classes else {}),  # decides smoothing and epochs
     }
 
 

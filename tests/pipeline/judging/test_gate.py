@@ -36,7 +36,7 @@ def clicks(signal, seed=0, days=30, rows=40):
 def test_the_first_champion_needs_no_comparison():
     found = decide(RMSE, values(1.0))
     assert (found.promote, found.outcome, found.champion, found.gain, found.lower) == (True, "first", None, None, None)
-    assert found.reason == f"there is no champion yet; the challenger has rmse {_rmse(found):.4g} over 600 rows"
+    assert found.reason == f"there is no earlier champion; the challenger has rmse {_rmse(found):.4g} over 600 rows"
     assert decide(RMSE, values(1.0, days=2)).outcome == "first"
 
 

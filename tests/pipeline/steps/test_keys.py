@@ -23,7 +23,7 @@ from sparkdl.pipeline.steps.ingest import rules_of
 from sparkdl.pipeline.steps.learning import learn_from_all
 from sparkdl.pipeline.steps.score import windows_to_score
 from sparkdl.pipeline.steps.shards import shards_key
-from sparkdl.pipeline.steps.train import trial_key
+from sparkdl.pipeline.steps.train import train_key, trial_key
 from sparkdl.tables.table import Table
 
 D1, D2, D3, D4, D5, D6 = (f"2026-03-0{day}" for day in range(1, 7))
@@ -120,6 +120,19 @@ def test_a_trial_is_done_again_for_a_metric_that_it_did_not_compute_and_a_traini
     assert inputs(trial) == inputs(trial, "publish.metric=rmse") != inputs(trial, "publish.metric=mae")
     assert inputs(trial, "train.metrics=[rmse]") == inputs(trial)
     assert inputs({}) == inputs({}, "publish.metric=mae")
+
+
+@pytest.mark.parametrize("label", ["y: multiclass", "y: multiclass, z: multiclass"])
+def test_several_classes_are_trained_anew_where_accuracy_judges_them_no_more_and_other_labels_are_not(new_run, label):
+    def keys(*overrides):
+        run = ingested(new_run(f"label={{{label}}}", "train.metrics=[accuracy]", *overrides), CONTENT)
+        return train_key(run.project, run.state, PARTS), trial_key(run.project, "shards", {"train.epochs": 2})
+
+    for one, other in zip(keys(), keys("publish.metric=log_loss"), strict=True):
+        assert one != other
+    assert keys("publish.metric=log_loss")[0] == keys("publish.metric=f1")[0]
+    if "z" in label:
+        assert keys()[0] == keys("publish.label=y")[0] != keys("publish.label=z")[0]
 
 
 @pytest.fixture
