@@ -65,6 +65,8 @@ __all__ = [
 
 VERSION = 4
 """The version of how rows are validated and hashed; raise it when that changes."""
+_DECIDING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.timestampType", "spark.sql.legacy.")
+"""Settings of Spark, or how their names begin, that decide which values the rows of a source have."""
 _ROWS_PER_FILE = 1_000_000
 _ONE_TASK, _ONE_TASK_WINDOWS = 4 << 20, 32
 """Bytes of a source that one task reads, judges and writes sooner than a shuffle of its rows is planned, and how many
@@ -113,7 +115,7 @@ class IngestStep(Step):
             return "its clean rows are gone, or a run that replaced them was cut short"
         window_receipt, rules = receipt.read(WindowReceipt), rules_of(run.project)
         if receipt.key != window_key(rules, window_receipt.fingerprint):
-            return "source, transform, expectations or their code differ from those it was made by"
+            return "source, transform, expectations, their code or spark.conf differ from those it was made by"
         if windows is not None and window_receipt.fingerprint != windows[partition]:
             return "its rows in the source have changed"
         return "asked for"
@@ -145,6 +147,7 @@ class IngestStep(Step):
 def rules_of(project: Project) -> str:
     """What decides which rows of a window are kept, and what they look like: settings and code, as one hash."""
     spec, transform = project.spec, project.spec.transform
+    conf = {name: value for name, value in spec.spark.conf.items() if name.startswith(_DECIDING)}
     inputs = {
         "version": VERSION,
         "source": project.source.identity(),
@@ -152,6 +155,7 @@ def rules_of(project: Project) -> str:
         "code": project.code[transform.function] if transform is not None and transform.function else "",
         "expect": {name: expectation for name, expectation in spec.expect.items() if expectation.action != "warn"},
         "order": [name for name, expectation in spec.expect.items() if expectation.action != "warn"],
+        **({"conf": conf} if conf else {}),
     }
     return content_key("rules", inputs)
 

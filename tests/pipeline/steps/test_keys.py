@@ -228,6 +228,22 @@ def test_other_rules_of_rows_are_other_rules(new_run, monkeypatch):
     assert rules_of(new_run().project) != before == before
 
 
+def test_settings_of_spark_that_decide_values_are_rules_and_others_are_not(new_run):
+    def rules(**conf):
+        settings = ", ".join(f"{name.replace('_', '.')}: {value}" for name, value in conf.items())
+        return rules_of(new_run(f"spark.conf={{{settings}}}").project)
+
+    assert rules() == rules(spark_sql_shuffle_partitions=3) == rules_of(new_run().project)
+    made = [
+        rules(spark_sql_session_timeZone="America/New_York"),
+        rules(spark_sql_session_timeZone="UTC"),
+        rules(spark_sql_ansi_enabled="false"),
+        rules(spark_sql_timestampType="TIMESTAMP_NTZ"),
+        rules(spark_sql_legacy_timeParserPolicy="LEGACY"),
+    ]
+    assert len({*made, rules()}) == len(made) + 1
+
+
 def test_the_label_that_judges_is_told_by_its_name_also_where_it_is_the_first_one(new_run):
     one, other = (
         keys_of(new_run(f"label={{{labels}}}"))
