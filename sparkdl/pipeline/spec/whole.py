@@ -10,7 +10,17 @@ from msgspec import Meta, field
 from sparkdl.features.spec import Feature
 from sparkdl.pipeline.spec.base import Column, Name, Section, Text
 from sparkdl.pipeline.spec.data import Expectation, Label, Split, Transform
-from sparkdl.pipeline.spec.operation import Drift, Keep, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.operation import (
+    DEFAULT_METRICS,
+    Drift,
+    Keep,
+    Notify,
+    Places,
+    Publish,
+    Report,
+    Score,
+    SparkSession,
+)
 from sparkdl.pipeline.spec.source import SourceSection
 from sparkdl.pipeline.spec.training import Model, Search, Train
 
@@ -79,3 +89,8 @@ class PipelineSpec(Section, frozen=True, kw_only=True):
     def judged_label(self) -> str:
         """The name of the label that the gate judges by: the first one where the file names none."""
         return self.publish.label or next(iter(self.label))
+
+    @property
+    def judged_metric(self) -> str:
+        """The metric that the gate judges by: where the file names none, the one for the type of the judged label."""
+        return self.publish.metric or DEFAULT_METRICS[self.label[self.judged_label].type]

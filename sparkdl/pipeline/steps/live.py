@@ -22,7 +22,6 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
-from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
@@ -75,8 +74,8 @@ class LiveStep(Step):
         if any(content[window] is None for window in scored):
             return {name: None}
         rows = {window: content[window] for window in scored}
-        inputs = {"version": VERSION, "label": settings, "weight": spec.weight, "predictions": scored, "rows": rows}
-        return {name: content_key("live", inputs)}
+        inputs = {"label": settings, "metric": spec.judged_metric, "weight": spec.weight}
+        return {name: content_key("live", {**inputs, "version": VERSION, "predictions": scored, "rows": rows})}
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That something came since."""
@@ -87,7 +86,7 @@ class LiveStep(Step):
         project, state = run.project, run.state
         ((name, key),) = stale.keys.items()
         receipt = state.receipts.of(self.name).get(name)
-        earlier = Live(label=name, metric=_metric(project.spec)) if receipt is None else receipt.read(Live)
+        earlier = Live(label=name, metric=project.spec.judged_metric) if receipt is None else receipt.read(Live)
         live = _compared(project, state, state.clean(spark), earlier)
         with replacing(state.receipts, self.name, stale.keys) as new_receipts:
             new_receipts[name] = (str(key), live)
@@ -99,14 +98,10 @@ class LiveStep(Step):
         name = project.spec.judged_label
         receipt = run.state.receipts.of(self.name).get(name)
         reason = "" if project.spec.source.key else "without source.key no label can be joined to its prediction"
-        metric = _metric(project.spec)
+        metric = project.spec.judged_metric
         nothing = Live(label=name, metric=metric, reason=reason)
         live = nothing if receipt is None or reason else receipt.read(Live)
         run.record.live = replace(live, metric=metric, rows={})
-
-
-def _metric(spec: PipelineSpec) -> str:
-    return spec.publish.metric or DEFAULT_METRICS[spec.label[spec.judged_label].type]
 
 
 def _predicted(project: Project, state: State) -> dict[str, Receipt]:
@@ -123,6 +118,9 @@ def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -
     """Compare the newest windows, and those whose rows have changed since they were compared."""
     content = {window: str(rows) for window, rows in state.content().items()}
     errors = {(error.window, error.version): error for error in earlier.windows}
+    metric = project.spec.judged_metric
+    if earlier.metric != metric:  # of predictions that are not compared again the guess has none of this metric
+        errors = {pair: replace(error, baseline=None) for pair, error in errors.items()}
     receipts = _predicted(project, state)
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
@@ -144,7 +142,7 @@ def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -
                 del rows[predictions.window]  # so that it is compared again when the next label comes
             reasons.append(f"the predictions of version {version} cannot be compared: {cause}")
             logger.warning("live error: %s", reasons[-1])
-    return replace(earlier, metric=_metric(project.spec), windows=_newest(errors), rows=rows, reason="; ".join(reasons))
+    return replace(earlier, metric=metric, windows=_newest(errors), rows=rows, reason="; ".join(reasons))
 
 
 def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
@@ -161,6 +159,7 @@ def _predictions(project: Project, window: str, receipt: Receipt, rows: str) -> 
         "predictions": receipt.key,
         "rows": rows,
         "label": project.settings["label"][project.spec.judged_label],
+        "metric": project.spec.judged_metric,
         "weight": project.spec.weight,
     }
     return _Predictions(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
@@ -223,11 +222,10 @@ def _measured(
         trained_on = trained.windows
     all_rows_scored = not by_time and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)
-    metric = spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type]
     for predictions in windows:
         window = predictions.window
-        is_taught = all_rows_scored or window in trained_on
-        yield window, _error(predictions, label, rows_by_window.get(window, rows.head(0)), is_taught, metric, summary)
+        window_rows, is_taught = rows_by_window.get(window, rows.head(0)), all_rows_scored or window in trained_on
+        yield window, _error(predictions, label, window_rows, is_taught, spec.judged_metric, summary)
 
 
 def _joined(

@@ -15,6 +15,7 @@ from sparkdl.metrics.rows import Rows
 from sparkdl.metrics.sums import quantile_losses
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.judging.baseline import summary_of
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.project import Project
@@ -35,7 +36,7 @@ KIND = FittedLabel(name="kind", type="multiclass", classes=("a", "b", "c"))
 class Shop:
     """A pipeline with a published version, and predictions that it is said to have made."""
 
-    def __init__(self, root, spark, label, *others):
+    def __init__(self, root, spark, label, *others, summaries=None):
         self.root, self.spark, self.label = root, spark, label
         labels = [vars(one) for one in (label, *others)]
         self.types = ", ".join(f"{one['name']}: {one['type']}" for one in labels)
@@ -43,7 +44,7 @@ class Shop:
         run = self.new_run()
         trained = Trained(
             bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
-            backend="none", windows={A: "old rows"},
+            backend="none", windows={A: "old rows"}, labels=summaries or {},
         )  # fmt: skip
         key = content_key("train", {"by": "hand"})
         run.state.receipts.keep("train", key, trained)
@@ -177,6 +178,20 @@ def test_one_label_of_several_is_compared_and_a_column_that_is_gone_is_one_sente
     assert [one.measured.values["rmse"] for one in found.windows] == [2.0, 2.0]
     gone = shop.look(clean.drop(columns="price"), {A: "other", B: "two"})
     assert "the rows have no label 'price'" in gone.reason
+
+
+def test_another_metric_is_compared_with_its_own_guess_also_where_a_window_is_not_compared_again(
+    spark, tmp_path, monkeypatch
+):
+    summary = summary_of("regression", np.array([0.0, 4.0]), np.ones(2), [])
+    shop = Shop(tmp_path, spark, PRICE, summaries={"price": summary})
+    shop.predict(keyed().assign(prediction=1.0))
+    clean = keyed().assign(trust=1.0, price=[3.0] * 20 + [2.0, 6.0] * 10)
+    found = shop.look(clean, {A: "one", B: "two"})
+    assert [one.baseline for one in found.windows] == pytest.approx([1.0, 8**0.5])
+    monkeypatch.setattr(live, "_MOST_WINDOWS", 1)
+    other = shop.look(clean, {A: "one", B: "two"}, "publish.metric=mae")
+    assert (other.metric, [one.baseline for one in other.windows]) == ("mae", [None, 2.0])
 
 
 def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, monkeypatch):
