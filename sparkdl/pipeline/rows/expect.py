@@ -40,6 +40,7 @@ __all__ = [
     "Outcomes",
     "check_shares",
     "columns_hash",
+    "columns_of",
     "condition_of",
     "content_hash",
     "validated",
@@ -104,10 +105,14 @@ def validated(
     return rows.withColumn(OUTCOME, F.when(copy, F.lit(DUPLICATE)).otherwise(F.col(OUTCOME)))
 
 
+def columns_of(frame: DataFrame) -> dict[str, str]:
+    """The types of the columns by their names, in order, without those that the pipeline adds."""
+    return {field.name: field.dataType.simpleString() for field in frame.schema.fields if field.name not in OWN}
+
+
 def columns_hash(frame: DataFrame, without: Collection[str] = ()) -> str:
     """A hash of the columns' names and types, in order; those that the pipeline adds do not count, nor ``without``."""
-    fields = [field for field in frame.schema.fields if field.name not in OWN and field.name not in without]
-    return sha256_hex(encode([[field.name, field.dataType.simpleString()] for field in fields]))[:32]
+    return sha256_hex(encode([[*item] for item in columns_of(frame).items() if item[0] not in without]))[:32]
 
 
 def content_hash(frame: DataFrame, without: Collection[str] = ()) -> Column:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.pipeline.rows.expect import SLOT, content_hash
+from sparkdl.pipeline.rows.expect import SLOT, columns_of, content_hash
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
@@ -24,7 +25,7 @@ from sparkdl.pipeline.windows import NO_TIME, Windows, split_by_time
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
+__all__ = ["PARTS", "Part", "Parts", "cut_as_now", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
@@ -131,7 +132,14 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     return chosen if condition is None else chosen.where(condition)
 
 
-def unseen_rows(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], split: Mapping[str, Any]) -> Column | None:
+def unseen_rows(
+    rows: DataFrame,
+    spec: PipelineSpec,
+    windows: Sequence[str],
+    split: Mapping[str, Any],
+    columns: Mapping[str, str] = MappingProxyType({}),
+    labels: Collection[str] = (),
+) -> Column | None:
     """Which held-out rows another training has not seen; None where none of them can have been part of it.
 
     Args:
@@ -139,19 +147,47 @@ def unseen_rows(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], spl
         spec: the pipeline as it is now.
         windows: of these rows, those that the other was trained on.
         split: which rows of these; empty where that is not known, and is taken to be as now.
+        columns: the types of the clean rows by their names, as they were then; likewise.
+        labels: names of the labels then; likewise.
     """
     from pyspark.sql import functions as F
 
     then = msgspec.convert(split, Split) if split else spec.split
-    if not windows or (then == spec.split and not isinstance(then, TimeSplit)):
+    if not windows or (not isinstance(then, TimeSplit) and cut_as_now(rows, spec, split, columns, labels)):
         return None
     taught = F.col(WINDOW).isin(*windows)
     if isinstance(then, ColumnSplit) and then.column not in rows.columns:
         return ~taught
-    if isinstance(then, HashSplit) and then.copies == "spread":  # among all rows of a window they were numbered
+    if not isinstance(then, HashSplit):
+        condition = _condition(rows, msgspec.structs.replace(spec, split=then), "train")
+        return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
+    types, labels = columns_of(rows), labels or spec.label
+    hashed = then.group or [name for name in columns or types if name not in labels]
+    if then.copies == "spread":  # among all rows of a window they were numbered
         return ~taught
-    condition = _condition(rows, msgspec.structs.replace(spec, split=then), "train")
-    return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
+    if any(name not in types or columns.get(name, types[name]) != types[name] for name in hashed):
+        return ~taught
+    names = [quoted(name) for name in hashed]
+    units = [F.col(name) for name in names] if then.group else [content_hash(rows.select(*names))]
+    return ~(taught & _in_slots(then, "train", units))
+
+
+def cut_as_now(
+    rows: DataFrame,
+    spec: PipelineSpec,
+    split: Mapping[str, Any],
+    columns: Mapping[str, str],
+    labels: Collection[str],
+) -> bool:
+    """Whether another training cut its rows into parts as they are cut now; for the arguments see ``unseen_rows``.
+
+    A hash of whole rows is another one once there is another column or label.
+    """
+    then = msgspec.convert(split, Split) if split else spec.split
+    if then != spec.split or not isinstance(then, HashSplit) or (then.group and then.copies == "together"):
+        return then == spec.split
+    same_columns = not columns or list(columns.items()) == list(columns_of(rows).items())
+    return same_columns and set(labels or spec.label) == set(spec.label)
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
@@ -184,16 +220,21 @@ def _slots(split: HashSplit, part: Part) -> tuple[int, int]:
     return round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
 
 
+def _in_slots(split: HashSplit, part: Part, units: Sequence[Column]) -> Column:
+    """Whether a row is of a part, by what it is of."""
+    from pyspark.sql import functions as F
+
+    low, high = _slots(split, part)
+    return F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS)).between(low, high - 1)
+
+
 def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
     from pyspark.sql import functions as F
 
     split = spec.split
     if isinstance(split, HashSplit):
-        low, high = _slots(split, part)
         # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
-        units = _units(clean, spec, without=tuple(spec.label))
-        slot = F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS))
-        return slot.between(low, high - 1)
+        return _in_slots(split, part, _units(clean, spec, without=tuple(spec.label)))
     if isinstance(split, ColumnSplit):
         if split.column not in clean.columns:
             raise SchemaError(f"split.column names {split.column!r}, the rows have {clean.columns}: name one of these")

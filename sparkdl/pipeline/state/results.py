@@ -95,6 +95,7 @@ class Trained:
         origin: parameters, lineage and metrics that the fit has noted, for the registry.
         windows: hash of the rows of each window that it was trained on.
         split: that said which rows of these; empty in results of versions that did not note it.
+        columns: the types of the clean rows by their names, in order; likewise.
         trials: of the search that chose it, in order; none without a search.
         chosen: its place among them.
         chosen_by: the column of the history that they were compared by.
@@ -119,6 +120,7 @@ class Trained:
     kept_epoch: Count | None = None
     windows: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     chosen: Count | None = None
     chosen_by: str = ""

@@ -242,7 +242,9 @@ def _judging(
         record.rows["test"] = count = labelled_rows.count()
     trained = trained_of(run.state.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
-    unseen = None if trained is None else unseen_rows(labelled_rows, spec, taught, trained.split)
+    unseen = None
+    if trained is not None:
+        unseen = unseen_rows(labelled_rows, spec, taught, trained.split, trained.columns, trained.labels)
     if rival is None or unseen is None:
         return labelled_rows, count, ""
     judging_rows = labelled_rows.where(unseen)

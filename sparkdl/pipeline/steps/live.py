@@ -20,6 +20,7 @@ from sparkdl.metrics.rows import Rows
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
+from sparkdl.pipeline.rows.parts import cut_as_now
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
@@ -218,7 +219,7 @@ def _measured(
     rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
     trained, by_time = trained_of(state.receipts, model), isinstance(spec.split, TimeSplit)
     trained_on: Mapping[str, str] = {}
-    if trained is not None and (by_time or trained.split not in ({}, project.settings["split"])):
+    if trained is not None and (by_time or not cut_as_now(clean, spec, trained.split, trained.columns, trained.labels)):
         trained_on = trained.windows
     all_rows_scored = not by_time and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)

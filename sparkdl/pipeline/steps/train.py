@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.pipeline.recipe import accuracy_column
+from sparkdl.pipeline.rows.expect import columns_of
 from sparkdl.pipeline.rows.parts import Parts, rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.evaluator import Stale, Step
@@ -152,12 +153,13 @@ class TrainStep(Step):
                 for trial, settings in _trials(project, prepared.key).items()
             ]
             trained = best_of(spec, tried)
-        rows = labelled(rows_of(state.clean(spark), spec, "train", parts.train), prepared.labels.names)
-        content = state.content()
+        clean, content = state.clean(spark), state.content()
+        rows = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
         trained = replace(
             trained,
             windows={name: str(content[name]) for name in parts.train},
             split=project.settings["split"],
+            columns=columns_of(clean),
             origin=_with_parent(project, state, trained.origin, prepared.start),
             labels=label_summaries(rows, spec, prepared.labels, prepared.train_rows),
         )

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.expect import columns_of
 from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
 from sparkdl.pipeline.sources.base import WINDOW
 
@@ -68,6 +69,39 @@ def test_rows_of_another_split_that_a_model_was_trained_on_do_not_judge_it(spark
     assert untaught_ids(frame, now, ["two"], by_day) == {row for row in held_out if row < 1000}
     assert untaught_ids(frame.drop("fold"), now, ["one"], by_fold) == {row for row in held_out if row >= 1000}
     assert untaught_ids(frame, now, [], by_day) is None
+
+
+def test_another_column_or_label_moves_rows_without_a_key_and_none_that_trained_judges(spark):
+    then = loads(WITHOUT_KEY).spec
+    frame = spark.range(2000).selectExpr("id", "id AS x", "id % 2 = 0 AS y", "id % 3 AS z", f"'all' AS {WINDOW}")
+    taught = {row.x for row in rows_of(frame, then, "train", ["all"]).collect()}
+    columns, split = columns_of(frame), msgspec.to_builtins(then.split)
+
+    def judging(rows, *overrides, columns=columns, labels=("y",)):
+        now = loads(WITHOUT_KEY, overrides).spec
+        held_out = rows_of(rows, now, "validate", ["all"])
+        condition = unseen_rows(held_out, now, ["all"], split, columns, labels)
+        seen = {row.x for row in held_out.collect()} & taught
+        return (
+            condition,
+            seen,
+            {row.x for row in held_out.where(condition if condition is not None else "true").collect()},
+        )
+
+    assert judging(frame)[:2] == (None, set())
+    wider = frame.selectExpr("id", "x", "y", "z", "'a' AS note", WINDOW)
+    for rows, overrides in ((wider, []), (frame, ["label={y: binary, z: regression}"]), (frame, ["source.key=id"])):
+        _, seen, judges = judging(rows, *overrides)
+        assert len(seen) > 100
+        assert len(judges) > 50
+        assert not judges & taught
+    for rows in (frame.drop("z"), frame.selectExpr("id", "x", "y", "CAST(z AS STRING) AS z", WINDOW)):
+        assert judging(rows)[2] == set()  # nobody can tell which these were
+    assert judging(wider, columns={}, labels=())[0] is None  # of a training that did not note them
+    grouped = loads(WITHOUT_KEY, ["split.group=x"]).spec
+    split = msgspec.to_builtins(grouped.split)
+    assert unseen_rows(wider, grouped, ["all"], split, columns, ["y"]) is None
+    assert wider.where(unseen_rows(wider.drop("x"), then, ["all"], split, columns, ["y"])).count() == 0
 
 
 def test_windows_that_a_model_was_trained_on_do_not_judge_it(spark):
