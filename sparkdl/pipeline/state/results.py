@@ -327,7 +327,7 @@ class Scored:
     Attributes:
         window: its name.
         target: address of the table.
-        content: a hash of the clean rows that were predicted, without their labels.
+        content: a hash of the clean rows that were predicted, with their labels where one of these is kept.
         rows: of the window.
         version: of the model.
         artifact: content hash of the model's bundle.

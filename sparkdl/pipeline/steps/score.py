@@ -48,7 +48,7 @@ class ScoreStep(Step):
         champion = state.champion()
         if champion is None:
             return {}
-        content, settings, target = state.content(labels=False), project.settings, _target(project)
+        content, settings, target = _content(project, state), project.settings, _target(project)
         inputs = {
             "version": VERSION,
             "artifact": champion.artifact,
@@ -82,7 +82,7 @@ class ScoreStep(Step):
         assert champion is not None
         torch_for_workers(spark)
         partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
-        spec, content, clean = project.spec, state.content(labels=False), state.clean(spark)
+        spec, content, clean = project.spec, _content(project, state), state.clean(spark)
         windows, part, table = list(partitions), spec.score.window, Table(target)
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
         frame = _predicted(run, rows, champion, windows)
@@ -122,13 +122,16 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
     Owed are, since the first window that was ever scored, those that no run came for, those whose rows have changed
     since, and, of any split, those that were scored and have no rows any more.
     """
-    part, content = project.spec.score.window, state.content(labels=False)
+    part, content = project.spec.score.window, _content(project, state)
+    either = state.content(labels=True), state.content(labels=False)  # to keep a label from now on rescores nothing
     part_windows = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
     receipts = scored_windows(project, state)
     scored = {name: receipt.read(Scored).content for name, receipt in receipts.items() if receipt.key}
 
     def owes(name: str) -> bool:
-        return content[name] != scored.get(name) if name in receipts else content[name] != ""
+        if name in receipts:
+            return scored.get(name) not in [rows_by_window[name] for rows_by_window in either]
+        return content[name] != ""
 
     owed = {name for name, rows in content.items() if rows == "" and owes(name)}
     if receipts and part_windows and isinstance(project.spec.split, TimeSplit) and NO_TIME not in part_windows:
@@ -139,6 +142,11 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
 
 def _parts(run: Run) -> Parts:
     return parts_to_do(run.project.spec, run.state.windows(), train=run.request.train, champion=True)[0]
+
+
+def _content(project: Project, state: State) -> Mapping[str, str | None]:
+    """A hash of what each window's predictions hold: of its rows with their labels where one of these is kept."""
+    return state.content(labels=not set(project.spec.label).isdisjoint(project.spec.score.keep))
 
 
 def _target(project: Project) -> str:

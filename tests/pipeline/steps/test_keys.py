@@ -49,13 +49,13 @@ def new_run(tmp_path):
 CONTENT = {name: f"rows of {name}" for name in (D1, D2, D3, D4, D5, D6)}
 
 
-def ingested(run, content):
-    """A run that finds these rows in the windows."""
+def ingested(run, content, labels=""):
+    """A run that finds these rows in the windows, and labels with them."""
     receipts = []
     for name, rows in content.items():
         books = WindowReceipt(
             window=name, fingerprint="", rules="", read=1, kept=int(rows != ""), quarantined=int(rows == ""),
-            duplicates=0, content=rows, unlabelled=rows,
+            duplicates=0, content=rows + labels, unlabelled=rows,
         )  # fmt: skip
         receipts.append(Receipt(step="ingest", partition=name, key="k", facts=encode(books).decode()))
     run.state.receipts.write(receipts)
@@ -96,6 +96,25 @@ def test_days_that_no_run_scored_and_rows_that_came_late_are_owed(new_run):
     scored(new_run(), {}, cut_short=[D3])
     assert owed(d2="rows of before") == (D3, D4, D5, D6)
     assert owed("score.target=elsewhere") == (D5, D6), "another table owes nothing yet"
+
+
+def test_a_label_that_is_kept_is_scored_again_once_it_has_come_and_keeping_it_rescores_nothing_old(new_run, published):
+    run = new_run()
+    run.state.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
+
+    def scoring(labels, *overrides):
+        run = ingested(new_run(*overrides), CONTENT, labels)
+        return score.ScoreStep().wanted(run), windows_to_score(run.project, run.state, PARTS)
+
+    assert scoring("") == scoring(" with labels")
+    waiting, come = (scoring(labels, "score.keep=[y]")[0] for labels in ("", " with labels"))
+    assert waiting.keys() == come.keys()
+    assert not set(waiting.values()) & set(come.values())
+    scored(new_run(), CONTENT)
+    assert scoring(" with labels", "score.keep=[y]")[1] == (D5, D6)
+    scored(new_run(), {name: f"{rows} with labels" for name, rows in CONTENT.items()})
+    assert scoring(" with labels", "score.keep=[y]")[1] == scoring(" with labels")[1] == (D5, D6)
+    assert scoring(" with other labels", "score.keep=[y]")[1] == (D1, D2, D3, D4, D5, D6)
 
 
 def test_without_windows_in_time_nothing_is_owed_but_what_is_gone(new_run):
