@@ -186,7 +186,10 @@ def test_a_run_that_was_killed_once_the_alias_had_moved_ends_as_it_would_have(sp
     edited = shop.run(spark, "publish.gate.min_rows=21")
     assert (edited.outcome, edited.evaluated.decision.outcome) == ("promoted", "not_worse"), edited.message
     stricter = shop.run(spark, "publish.gate.min_rows=1000")
-    assert (stricter.outcome, stricter.message) == ("promoted", "it is the champion already")
+    said = (
+        "it is the champion already, and would not be promoted: there are 40 held-out rows, and the gate asks for 1,000"
+    )
+    assert (stricter.outcome, stricter.message) == ("promoted", said)
     assert [each.version for each in shop.registry.list("shop")] == [1, 2]
 
 

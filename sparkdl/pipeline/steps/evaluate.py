@@ -275,7 +275,8 @@ def _published(project: Project, state: State, parts: Parts, champion: ModelVers
     ).version
     current_version = champion.version if champion is not None else None
     if current_version == version:
-        reason = decision.reason if decision.promote else "it is the champion already"
+        already = "it is the champion already, and would not be promoted: "
+        reason = decision.reason if decision.promote else f"{already}{decision.reason}"
         return Published(version=version, promoted=True, reason=reason, against=against)
     if not decision.promote:
         return Published(version=version, promoted=False, reason=decision.reason, against=against)

@@ -169,6 +169,14 @@ def test_rows_are_shown_by_window_and_reasons_largest_first(record_of_task):
     assert "late" in said
 
 
+def test_the_parts_are_shown_also_where_no_window_was_ingested(record_of_task):
+    record = record_of_task()
+    record.books, record.windows["ingested"] = [], []
+    said = Page(report_html(record)).text
+    assert "No window was new or changed, so none was read." in said
+    assert re.search(r"train\s+2\s+2026-03-01 to 2026-03-02\s+600", said)
+
+
 def test_rows_that_the_transform_left_out_are_shown_and_nothing_is_where_it_left_none(record_of_task):
     record = record_of_task()
     assert "in the source" not in Page(report_html(record)).text

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from torch import nn
 
 from sparkdl.documents.typed import encode
+from sparkdl.metrics.rows import Rows
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.drift import Drift
+from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
-from sparkdl.pipeline.state.results import Published, Scored
+from sparkdl.pipeline.state.results import Evaluated, Published, Scored, Trained
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import STEPS, evaluate, features, score, shards, train
 from sparkdl.pipeline.steps.drift import DriftStep, Looked
@@ -188,6 +191,29 @@ def test_a_model_that_is_the_champion_already_is_compared_with_the_one_before_it
     run.state.registry.set_alias("shop", "champion", 2, expected=3)
     run.state.look_again()
     assert judged_against(run.project, run.state, {"train": "two", "publish": "edited"}) == 3
+
+
+def test_a_champion_that_a_stricter_gate_refuses_stays_and_says_so(new_run, monkeypatch, tmp_path):
+    run, labels = ingested(new_run(), CONTENT), np.arange(40.0)
+    bundle = save_bundle(nn.Linear(1, 1), str(tmp_path / "bundle"))
+    trained = Trained(
+        bundle=bundle.uri, content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
+        backend="none",
+    )  # fmt: skip
+    monkeypatch.setattr(evaluate, "trained_now", lambda *_: trained)
+
+    def published(*floors):
+        decision = decide(Gate(metric="rmse", floors=floors), Rows.of("regression", labels, labels + 1))
+        monkeypatch.setattr(evaluate, "_evaluated", lambda *_: Evaluated(label="y", decision=decision))
+        run.state.look_again()
+        return evaluate._published(run.project, run.state, PARTS, run.state.champion())
+
+    assert published().promoted
+    stricter = published("rmse <= 0.5")
+    said = (
+        "it is the champion already, and would not be promoted: the challenger's rmse of 1 misses the floor rmse <= 0.5"
+    )
+    assert (stricter.version, stricter.promoted, stricter.reason) == (1, True, said)
 
 
 BY_HASH = "split={by: hash, train: 0.6, validate: 0.2, score: 0.2}"
