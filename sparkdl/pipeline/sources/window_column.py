@@ -2,12 +2,13 @@
 
 Enters: rows, the section ``source``. Leaves: a column of names, ``2026-03-02`` or ``2026-03-02T05``, told by UTC
 whatever the session's time zone is; and the same of one text, without Spark, for what a partition's folder is called.
+A text with an offset behind its time is the moment that it tells, another one is told by its letters.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
@@ -23,8 +24,16 @@ __all__ = ["window_column", "window_of"]
 _DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _FORMS = {"day": f"^{_DAY}$", "hour": f"^{_DAY}T([01][0-9]|2[0-3])$"}
 """How names of windows look, by how long one is; whether there is such a day they do not tell."""
-_PADDED = (("^([0-9]{4})-([0-9])-", r"\1-0\2-"), ("^([0-9]{4}-[0-9]{2})-([0-9])(?![0-9])", r"\1-0\2"))
-"""Months and days of one digit, which Spark takes for dates, too."""
+_PADDED = (
+    ("^([0-9]{4})-([0-9])-", r"\1-0\2-"),
+    ("^([0-9]{4}-[0-9]{2})-([0-9])(?![0-9])", r"\1-0\2"),
+    (f"^({_DAY}[T ][0-9:.]+) (?=[Z+-])", r"\1"),
+    (f"^({_DAY}[T ][0-9]{{2}}:[0-9]{{2}})(?=[Z+-])", r"\1:00"),
+)
+"""Months and days of one digit, which Spark takes for dates, too; offsets after a space, or without seconds."""
+_TIME, _OFFSET = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]+)?", "(Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
+_WITH_OFFSET = rf"^{_DAY}[T ]{_TIME}{_OFFSET}(?![\s\S])"
+"""A text that tells a moment; to Java a ``$`` would stand before a line's end as well."""
 _LENGTHS = {"day": 10, "hour": 13}
 _FIRST_YEAR = "0001"
 """Spark knows a year 0, Python's dates begin after it."""
@@ -52,10 +61,8 @@ def window_column(frame: DataFrame, section: SourceSection, partition_is_text: b
     column, kind = F.col(quoted(section.when)), frame.schema[section.when].dataType.typeName()
     if kind == "timestamp" and section.partition is not None and partition_is_text:
         column, kind = column.cast("string"), "string"  # as its folder is called: Spark read that in the session's zone
-    if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
-        hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
-        day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
-        text = day if section.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
+    if kind == "timestamp":
+        text = _of_instant(column, section)
     elif kind == "timestamp_ntz":  # by its date, since the years of a format are those of an era
         day = column.cast("date").cast("string")
         text = day if section.every == "day" else F.concat_ws("T", day, F.date_format(column, "HH"))
@@ -65,7 +72,10 @@ def window_column(frame: DataFrame, section: SourceSection, partition_is_text: b
         padded = F.trim(column)
         for short, long in _PADDED:
             padded = F.regexp_replace(padded, short, long.replace("\\", "$"))
-        text = F.translate(F.substring(padded, 1, _LENGTHS[section.every]), " ", "T")
+        letters = F.translate(F.substring(padded, 1, _LENGTHS[section.every]), " ", "T")
+        # as ltz: what a plain timestamp is, the session's settings decide
+        instant = _of_instant(padded.try_cast("timestamp_ltz"), section)
+        text = F.when(padded.rlike(_WITH_OFFSET), instant).otherwise(letters)
     else:
         raise SchemaError(
             f"source.{key} names {section.when!r}, which is a {kind}: windows of one {section.every} need a timestamp"
@@ -73,6 +83,15 @@ def window_column(frame: DataFrame, section: SourceSection, partition_is_text: b
         )
     dated = F.substring(text, 1, 10).try_cast("date").isNotNull() & (text >= _FIRST_YEAR)
     return F.coalesce(F.when(text.rlike(_FORMS[section.every]) & dated, text), F.lit(NO_TIME))
+
+
+def _of_instant(column: Column, section: SourceSection) -> Column:
+    """The window of an instant: by arithmetic, so that the session's time zone changes nothing."""
+    from pyspark.sql import functions as F
+
+    hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
+    day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
+    return day if section.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
 
 
 def window_of(text: str, section: SourceSection) -> str:
@@ -85,8 +104,10 @@ def window_of(text: str, section: SourceSection) -> str:
     name = text.strip(" ")
     for short, long in _PADDED:
         name = re.sub(short, long, name)
-    name = name[: _LENGTHS[section.every]].replace(" ", "T")
     try:
+        if re.match(_WITH_OFFSET, name):
+            name = datetime.fromisoformat(name).astimezone(UTC).isoformat()
+        name = name[: _LENGTHS[section.every]].replace(" ", "T")
         return name if re.fullmatch(_FORMS[section.every], name) and date.fromisoformat(name[:10]) else NO_TIME
-    except ValueError:
+    except (ValueError, OverflowError):
         return NO_TIME

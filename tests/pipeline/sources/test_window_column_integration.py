@@ -14,6 +14,22 @@ TEXTS = {
     "2026-03-01T23": ("2026-03-01", "2026-03-01T23"),
     "  2026-03-01 05:59:59.5Z ": ("2026-03-01", "2026-03-01T05"),
     "2026-03-01T05xyz": ("2026-03-01", "2026-03-01T05"),
+    "2026-03-02T23:30:00-05:00": ("2026-03-03", "2026-03-03T04"),
+    "2026-03-03T04:30:00Z": ("2026-03-03", "2026-03-03T04"),
+    " 2026-3-2 23:30:00.123456789-0530": ("2026-03-03", "2026-03-03T05"),
+    "2026-03-01 01:10+02": ("2026-02-28", "2026-02-28T23"),
+    "2026-03-01 01:10:00 +0200": ("2026-02-28", "2026-02-28T23"),
+    "2026-03-01T23:30-05:00": ("2026-03-02", "2026-03-02T04"),
+    "2026-03-01T24:30:00-05:00": ("2026-03-01", NO_TIME),
+    "2026-03-01T01:10:00+14:00": ("2026-02-28", "2026-02-28T11"),
+    "2026-03-02T23:30:00-05:00\n": ("2026-03-02", "2026-03-02T23"),
+    "2026-03-02T23:30:00 Europe/Paris": ("2026-03-02", "2026-03-02T23"),
+    "2026-03-02T23:30-05:00 or so": ("2026-03-02", "2026-03-02T23"),
+    "2026-03-01-05:00": ("2026-03-01", NO_TIME),
+    "2026-02-30T05:00:00Z": (NO_TIME, NO_TIME),
+    "0000-03-01T05:00:00Z": (NO_TIME, NO_TIME),
+    "0001-01-01T00:30:00+05:00": (NO_TIME, NO_TIME),
+    "9999-12-31T23:30:00-05:00": (NO_TIME, NO_TIME),
     "2024-02-29 00": ("2024-02-29", "2024-02-29T00"),
     "2026-03-01": ("2026-03-01", NO_TIME),
     "2026-3-1 05:00": ("2026-03-01", "2026-03-01T05"),
@@ -44,6 +60,23 @@ def test_a_text_that_is_no_day_or_hour_is_in_no_window(spark, every):
     assert {row[0]: row[1] for row in frame.select("at", window_column(frame, source)).collect()} == wanted
     assert {text: window_of(text, source) for text in TEXTS} == wanted
     assert ahead(wanted.values(), datetime(2026, 11, 1, tzinfo=UTC)) == []  # every name is a window's
+
+
+def test_a_text_with_an_offset_is_one_moment_whatever_the_session_takes_times_for(spark):
+    source = SqlSource(query="SELECT 1", time="at", every="hour")
+    frame = spark.createDataFrame([("2026-03-02T23:30:00-05:00",), ("2026-03-02T23:30:00",)], "at STRING")
+    settings = {"spark.sql.session.timeZone": "Asia/Kolkata", "spark.sql.timestampType": "TIMESTAMP_NTZ"}
+    before = {name: spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        assert [row[0] for row in frame.select(window_column(frame, source)).collect()] == [
+            "2026-03-03T04",
+            "2026-03-02T23",
+        ]
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 @pytest.mark.parametrize("column", ["timestamp_ntz'0000-03-01 05:00:00'", "timestamp'0000-03-01 05:00:00'"])
