@@ -151,8 +151,8 @@ def _end(run: Run) -> None:
     elif record.predictions:
         text = f"version {record.model['champion']} scored {sum(record.predictions.values())} rows"
         record.end("scored", "; ".join(filter(None, [text, waits])))
-    elif producing_steps or (stop_text and done_steps):
-        text = f"did {', '.join(producing_steps)}, from which neither a model nor predictions followed"
+    elif producing_steps or run.compares_anew or (stop_text and done_steps):
+        text = f"did {', '.join(producing_steps or done_steps)}, from which neither a model nor predictions followed"
         record.end("stopped", stop_text or "; ".join(filter(None, [text, waits])))
     else:
         upto = "" if until is None else f" up to {until}"

@@ -102,6 +102,14 @@ def test_a_day_that_drifts_ends_a_run_before_training_and_scoring_or_is_warned_o
     assert execute(sales.new_run()).outcome == "nothing new"
     assert dict(status_lines(status_of(sales.new_run())))["drift"].startswith("warn: window 2026-03-06")
 
+    assert execute(sales.new_run("score.keep=[x]"), spark).outcome == "scored"
+    assert execute(sales.new_run("score.keep=[x]")).outcome == "nothing new"
+    assert not plan_of(sales.new_run("score.keep=[x]", "drift.psi=0.9")).nothing_new
+    other = execute(sales.new_run("score.keep=[x]", "drift.psi=0.9"), spark)
+    assert (other.outcome, other.exit_code, other.drift.looked_at[-1]) == ("stopped", 0, "2026-03-06")
+    assert other.message.endswith("drift, from which neither a model nor predictions followed")
+    assert execute(sales.new_run("score.keep=[x]", "drift.psi=0.9")).outcome == "nothing new"
+
 
 @pytest.mark.slow
 def test_a_training_that_drift_asks_for_holds_the_newest_days_back_no_more(spark, sales):

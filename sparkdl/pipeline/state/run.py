@@ -157,6 +157,7 @@ class Run:
     Attributes:
         notes: what this run did about each step.
         backfilled: whether the windows to do in any case have been done.
+        compares_anew: whether drift is compared by other thresholds than it was, for which alone a run is due.
         windows_read: a hash of what the source held for each window when this run read it, where only Spark can tell.
     """
 
@@ -166,7 +167,7 @@ class Run:
         self.run_id = f"{self.request.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.state = State(project, self.run_id) if state is None else state
         self.notes: list[StepNote] = []
-        self.backfilled = False
+        self.backfilled = self.compares_anew = False
         self.windows_read: Mapping[str, str] | None = None
 
     def note(self, note: StepNote) -> None:

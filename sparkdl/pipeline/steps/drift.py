@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.features.fitted import Features, token_functions
@@ -36,7 +36,7 @@ from sparkdl.pipeline.windows import NO_TIME
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DriftStep", "Looked", "decided", "rule_of"]
+__all__ = ["DriftStep", "Looked", "decided", "rule_of", "thresholds_key"]
 
 VERSION = 1
 """The version of how windows are compared; raise it when that changes."""
@@ -53,10 +53,14 @@ class Looked:
     Attributes:
         drift: what was found; None where it could not be compared.
         problem: why not.
+        artifact: of the champion that it was compared with; empty in results of versions that did not note it.
+        thresholds: a hash of those that it was compared by; likewise.
     """
 
     drift: Drift | None
     problem: str = ""
+    artifact: str = ""
+    thresholds: str = ""
 
 
 class DriftStep(Step):
@@ -71,11 +75,8 @@ class DriftStep(Step):
         champion, content = state.champion(), state.content()
         if champion is None:
             return {}
-        settings = {
-            name: value for name, value in project.settings["drift"].items() if name not in ("action", "after", "of")
-        }
         code = {name: project.code[name] for name in token_functions(project.spec.features)}
-        inputs = {"version": VERSION, "artifact": champion.artifact, "settings": settings, "code": code}
+        inputs = {"version": VERSION, "artifact": champion.artifact, "settings": _thresholds(project), "code": code}
         return {
             name: None if content[name] is None else content_key("drift", {**inputs, "rows": content[name]})
             for name in _windows(run, champion, content)
@@ -86,10 +87,19 @@ class DriftStep(Step):
         return not receipt.read(Looked).problem
 
     def asks_for_a_run(self, run: Run) -> bool:
-        """Whether the file asks, of drift that is known, for a refusal, or for a training that no run has begun."""
+        """Whether the file asks, of drift that is known, for a refusal, or for a training that no run has begun.
+
+        Or its thresholds are others than those by which windows were compared with this champion.
+        """
         action = decided(run).action
-        return action == "fail" or (
-            action == "retrain" and run.request.train and not learns_from_all(run.project, run.state)
+        retrains = action == "retrain" and run.request.train and not learns_from_all(run.project, run.state)
+        return action == "fail" or retrains or self._has_other_thresholds(run)
+
+    def _has_other_thresholds(self, run: Run) -> bool:
+        champion, receipts, now = run.state.champion(), run.state.receipts.of(self.name), thresholds_key(run.project)
+        looks = [receipts[name].read(Looked) for name in self.wanted(run) if name in receipts and receipts[name].key]
+        return champion is not None and any(
+            look.artifact == champion.artifact and look.thresholds != now for look in looks
         )
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
@@ -103,6 +113,8 @@ class DriftStep(Step):
         state = run.state
         champion = state.champion()
         assert champion is not None
+        run.compares_anew = self._has_other_thresholds(run)
+        thresholds = thresholds_key(run.project)
         drift_by_window: Mapping[str, Drift] = {}
         problem = ""
         try:
@@ -118,7 +130,13 @@ class DriftStep(Step):
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past_windows])
         with replacing(receipts, self.name, stale.keys) as new_receipts:
             for name, key in stale.keys.items():
-                new_receipts[name] = (str(key), Looked(drift=drift_by_window.get(name), problem=problem))
+                look = Looked(
+                    drift=drift_by_window.get(name),
+                    problem=problem,
+                    artifact=champion.artifact,
+                    thresholds=thresholds,
+                )
+                new_receipts[name] = (str(key), look)
         return True
 
     def tell(self, run: Run) -> None:
@@ -183,6 +201,16 @@ def trained_of(receipts: Receipts, version: ModelVersion | None) -> Trained | No
     if version is None or not version.publication:
         return None
     return receipts.result("train", version.publication, Trained)
+
+
+def _thresholds(project: Project) -> dict[str, Any]:
+    """The settings that windows are compared by."""
+    return {name: value for name, value in project.settings["drift"].items() if name not in ("action", "after", "of")}
+
+
+def thresholds_key(project: Project) -> str:
+    """A hash of the settings that windows are compared by."""
+    return content_key("thresholds", _thresholds(project))
 
 
 def rule_of(section: DriftSpec) -> Rule:

@@ -29,7 +29,7 @@ from sparkdl.pipeline.state.run import Run as PipelineRun
 from sparkdl.pipeline.state.run import RunRequest
 from sparkdl.pipeline.state.run import State as PipelineState
 from sparkdl.pipeline.steps import steps_asked_for
-from sparkdl.pipeline.steps.drift import Looked
+from sparkdl.pipeline.steps.drift import Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import FittedFeatures
 from sparkdl.pipeline.steps.ingest import rules_of, window_key
@@ -116,6 +116,7 @@ def project_of(setting: int) -> Project:
         label: {{y: regression}}
         split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
         train: {{epochs: {1 + setting}}}
+        drift: {{psi: {0.25 + setting}}}
         score: {{window: all}}
         """
     )
@@ -363,7 +364,9 @@ class Machine:
             artifact, content = world.state.champion().artifact, books[window].unlabelled
             facts = Scored(window=window, target=target, content=content, rows=1, version=1, artifact=artifact)
         elif run.step == "drift":
-            facts = Looked(drift=None)
+            facts = Looked(
+                drift=None, artifact=world.state.champion().artifact, thresholds=thresholds_key(world.project)
+            )
         elif run.step == "live":
             facts = Live(label="y", metric="rmse")
         elif run.step == "shards":

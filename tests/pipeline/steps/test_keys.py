@@ -14,12 +14,13 @@ from sparkdl.pipeline.judging.drift import Drift
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
+from sparkdl.pipeline.state.evaluator import nothing_new
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Evaluated, Published, Scored, Trained
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import STEPS, evaluate, features, score, shards, train
-from sparkdl.pipeline.steps.drift import DriftStep, Looked
+from sparkdl.pipeline.steps.drift import DriftStep, Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import features_key
 from sparkdl.pipeline.steps.ingest import rules_of
@@ -325,3 +326,32 @@ def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or
     learn_from_all(run.project, run.state)
     assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, False, True]
     assert not DriftStep().asks_for_a_run(new_run("drift.action=fail", "drift.psi=0.9")), "not compared by that yet"
+
+
+def test_other_thresholds_ask_for_a_run_until_the_champion_is_compared_by_them(new_run, published):
+    run = ingested(new_run(), CONTENT)
+    versions = [published(run, name) for name in ("one", "two")]
+    run.state.registry.set_alias("shop", "champion", 1, expected=None)
+
+    def asks(*overrides):
+        other = new_run(*overrides)
+        return DriftStep().asks_for_a_run(other), nothing_new([DriftStep()], other)
+
+    def compare(*overrides, version=versions[0]):
+        other = new_run(*overrides)
+        with replacing(other.state.receipts, "drift", []) as made:
+            for name, key in DriftStep().wanted(other).items():
+                made[name] = (
+                    key,
+                    Looked(drift=None, artifact=version.artifact, thresholds=thresholds_key(other.project)),
+                )
+
+    assert asks() == (False, True), "not compared at all yet"
+    compare()
+    assert asks() == asks("drift.action=fail") == asks("drift={after: 2, of: 3}") == (False, True)
+    assert asks("drift.psi=0.9") == asks("drift.ignore=[x]") == (True, False)
+    compare("drift.psi=0.9")
+    assert asks("drift.psi=0.9") == (False, True)
+    assert asks() == (True, False)
+    compare("drift.psi=0.9", version=versions[1])  # with a champion of before
+    assert asks() == (False, True)
