@@ -239,8 +239,8 @@ def _new_windows(step: Step, run: Run) -> str:
     """Which windows of the part that a step reads are new or changed."""
     parts, _ = parts_to_learn(run)
     assert parts is not None
-    part = {"features": "training", "shards": "validation"}.get(step.name, "test")
-    windows = {"training": parts.train, "validation": parts.validate, "test": parts.test}[part]
+    parts_by_step = {"features": ("training", parts.train), "shards": ("validation", parts.validate)}
+    part, windows = parts_by_step.get(step.name, ("test", parts.test))
     content = run.state.content()
     unread = [name for name in windows if content[name] is None]
     count = f"{len(unread)} windows are" if len(unread) > 1 else f"window {unread[0]} is"

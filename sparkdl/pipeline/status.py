@@ -13,7 +13,6 @@ from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
-from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.record import RunRecord
@@ -88,7 +87,7 @@ def status_of(run: Run) -> Status:
         pipeline=str(spec.name),
         last_run=recent[0] if recent else None,
         champion=champion,
-        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.judged_label].type],
+        metric=spec.judged_metric,
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
         done=tuple(receipt for receipt in known_windows.values() if receipt.read),

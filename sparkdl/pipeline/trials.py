@@ -20,7 +20,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import arguments_of
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
-from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 
 __all__ = [
@@ -113,8 +112,8 @@ def compared_by(spec: PipelineSpec) -> str | None:
     classes whose loss is a function of the user's, which does not say what the outputs are.
     """
     label = spec.label[spec.judged_label]
-    metric = spec.publish.metric or DEFAULT_METRICS[label.type]
     computed = label.type == "regression" or (label.type != "quantiles" and ":" not in (label.loss or ""))
+    metric = spec.judged_metric
     return metric if computed and (len(spec.label) == 1 or metric in spec.train.metrics) else None
 
 

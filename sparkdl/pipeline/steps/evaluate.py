@@ -18,7 +18,13 @@ from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.drift import trained_of
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
+from sparkdl.pipeline.steps.learning import (
+    key_to_learn,
+    part_rows,
+    parts_to_learn,
+    unless_labels_are_missing,
+    windows_and_key,
+)
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import train_key, trained_now
 from sparkdl.pipeline.trials import chosen_settings
@@ -44,8 +50,7 @@ class EvaluateStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the verdict."""
-        parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := _evaluate_key(run.project, run.state, parts)): key}
+        return key_to_learn(run, _evaluate_key)
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether it can be read."""
@@ -117,8 +122,7 @@ class PublishStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the publication."""
-        parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := _publish_key(run.project, run.state, parts)): key}
+        return key_to_learn(run, _publish_key)
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the registry that it went to still knows the model."""

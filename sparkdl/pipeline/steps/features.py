@@ -14,7 +14,13 @@ from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
+from sparkdl.pipeline.steps.learning import (
+    key_to_learn,
+    part_rows,
+    parts_to_learn,
+    unless_labels_are_missing,
+    windows_and_key,
+)
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
 if TYPE_CHECKING:
@@ -54,8 +60,7 @@ class FeaturesStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the training rows."""
-        parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := features_key(run.project, run.state, parts)): key}
+        return key_to_learn(run, features_key)
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether they can be read, and the bundle that they were taken from is there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from sparkdl.documents.typed import encode
@@ -14,6 +14,7 @@ from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.work.labels import NoLabelsError
 
 __all__ = [
+    "key_to_learn",
     "learn_from_all",
     "learns_from_all",
     "part_rows",
@@ -47,6 +48,17 @@ def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
             return chosen, ""
         waits = f"learning waits: {receipt.read(str)}"
     return None, waits
+
+
+def key_to_learn(run: Run, key_of: Callable[[Project, State, Parts], str | None]) -> Mapping[str, str | None]:
+    """The one key of a step of learning, which is its partition, too; none where nothing is learnt.
+
+    Args:
+        run: that asks for it.
+        key_of: what decides the step, of the windows that are learnt from.
+    """
+    parts, _ = parts_to_learn(run)
+    return {} if parts is None else {str(key := key_of(run.project, run.state, parts)): key}
 
 
 def windows_and_key(run: Run, stale: Stale) -> tuple[Parts, str]:

@@ -14,7 +14,13 @@ from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.features import VERSION, features_of, fitted_key
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
+from sparkdl.pipeline.steps.learning import (
+    key_to_learn,
+    part_rows,
+    parts_to_learn,
+    unless_labels_are_missing,
+    windows_and_key,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +40,7 @@ class ShardsStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of both sets."""
-        parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := shards_key(run.project, run.state, parts)): key}
+        return key_to_learn(run, shards_key)
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether both sets lie where they were left."""

@@ -15,7 +15,7 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Tried
 from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.steps.learning import parts_to_learn, windows_and_key
+from sparkdl.pipeline.steps.learning import key_to_learn, parts_to_learn, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of, shards_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials, trials_of
 from sparkdl.pipeline.work.labels import labelled
@@ -116,8 +116,7 @@ class TrainStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the training."""
-        parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := train_key(run.project, run.state, parts)): key}
+        return key_to_learn(run, train_key)
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the whole bundle is there."""

@@ -33,7 +33,6 @@ from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
-from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
 from sparkdl.scoring.score import score
@@ -64,8 +63,7 @@ _LEAST_KNOWN = 0.5
 
 def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
     """The label that metric and floors are of."""
-    name = spec.publish.label or labels.names[0]
-    return next(label for label in labels if label.name == name)
+    return next(label for label in labels if label.name == spec.judged_label)
 
 
 def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: int) -> dict[str, LabelSummary]:
@@ -147,7 +145,7 @@ def evaluate(
         outputs.append((numbers(table[champion_column]), champion_label))
     rows_by_model = _rows_of(table, spec, label, outputs, classes)
     challenger_rows = rows_by_model[0]
-    gate, summary, last = gate_of(spec, label), trained.labels.get(label.name), _last_values(table)
+    gate, summary, last = gate_of(spec), trained.labels.get(label.name), _last_values(table)
     baseline = guess = None
     if summary is not None:
         baseline = baseline_of(summary, challenger_rows, classes, last, ", ".join(_entity(spec)))
@@ -399,12 +397,12 @@ def _unit(spec: PipelineSpec) -> str:
     return "rows" if isinstance(spec.split, HashSplit) and spec.split.copies == "spread" else "different rows"
 
 
-def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
-    """The gate that the file asks for, for a label."""
+def gate_of(spec: PipelineSpec) -> Gate:
+    """The gate that the file asks for."""
     gate = spec.publish.gate
     better = gate.rule == "better"
     return Gate(
-        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type],
+        metric=spec.judged_metric,
         mode=gate.rule,
         effect=gate.margin if better else 0.0,
         margin=0.0 if better else gate.margin,

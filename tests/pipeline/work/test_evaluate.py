@@ -18,7 +18,7 @@ label: {quality: regression}
 @pytest.mark.parametrize("confidence", [0.6, 0.95, 0.99, 0.999])
 def test_every_confidence_that_a_file_may_ask_for_makes_a_gate(confidence):
     spec = loads(FILE, [f"publish.gate.confidence={confidence}"]).spec
-    gate = gate_of(spec, FittedLabel(name="quality", type="regression"))
+    gate = gate_of(spec)
     assert gate.confidence == confidence
     assert gate.metric == "rmse"
 
