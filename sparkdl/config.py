@@ -221,7 +221,7 @@ class TrainConfig:
         warmup_steps: optimizer steps over which the learning rate climbs linearly from 0 to what the schedule says.
         monitor: column by which epochs are compared; None means ``val_loss``, or ``loss`` without validation. Of epochs
             that are equal in it the one with the least loss is the best.
-        monitor_mode: ``"min"``, ``"max"``, or ``"auto"``: what the metric itself says, else ``"min"``.
+        monitor_mode: ``"min"``, ``"max"``, or ``"auto"``: what the metric itself says; a loss is ``"min"``.
         early_stopping_patience: epochs without improvement after which training stops; None never stops early.
         min_delta: a change of ``monitor`` up to this size is no improvement.
         restore_best: end with the weights of the best epoch instead of the last; None means only with early stopping.

@@ -188,6 +188,7 @@ def resolve(params: CheckedParams, *, store: Store, num_proc: int) -> FitSpec:
         accumulate_steps=1 if get("train_minibatch_fn") else get("backward_passes_per_step"),
         scale_lr=get("scale_lr"),
         monitor=get("monitor"),
+        monitor_mode=get("monitor_mode"),
         early_stopping_patience=get("early_stopping_patience"),
         compile=get("compile"),
         tensorboard_dir=str(logs) if logs and importlib.util.find_spec("tensorboard") else None,

@@ -28,18 +28,23 @@ def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates
     """The column by which epochs are compared.
 
     Raises:
-        ConfigError: no epoch will have such a column.
+        ConfigError: no epoch will have such a column, or nobody knows whether less or more of it is better.
     """
     monitor = config.monitor or ("val_loss" if validates else "loss")
     name = monitor.removeprefix("val_")
     if name != monitor and not validates:
         raise ConfigError(f"monitor={monitor!r} needs validation data, and there is none: give some")
-    columns = [*metrics.names, "loss"]
-    columns += [f"{label}_loss" for label in task.labels] if len(task.labels) > 1 and validates else []
+    losses = ["loss", *(f"{label}_loss" for label in task.labels if len(task.labels) > 1 and validates)]
+    columns = [*metrics.names, *losses]
     if not config.train_metrics and name == monitor:
         columns = ["loss"]
     if not any(name == column or name.startswith(f"{column}_") for column in columns):
         raise ConfigError(f"monitor={monitor!r} is no column of an epoch: choose one of {sorted(columns)}")
+    if config.monitor_mode == "auto" and name not in losses and metrics.higher_is_better(name) is None:
+        raise ConfigError(
+            f"monitor={monitor!r} and monitor_mode='auto', and the metric does not say whether less or more of it is "
+            "better: set monitor_mode='min' or monitor_mode='max'"
+        )
     return monitor
 
 
@@ -62,7 +67,7 @@ class ModelSelection:
         waited: epochs since it was first reached.
 
     Raises:
-        ConfigError: no epoch will have such a column.
+        ConfigError: no epoch will have such a column, or nobody knows whether less or more of it is better.
     """
 
     def __init__(

@@ -165,3 +165,12 @@ def test_probabilities_that_do_not_fit_into_memory_are_refused(monkeypatch):
     assert updated("accuracy", torch.nn.BCELoss(), torch.rand(9), torch.ones(9)) >= 0
     with pytest.raises(ConfigError, match="'auc' keeps the probability and label of each row"):
         updated("auc", torch.nn.BCELoss(), torch.rand(9), torch.ones(9))
+
+
+def test_more_of_a_column_is_better_where_its_metric_says_so():
+    from torchmetrics.classification import MulticlassHingeLoss, MulticlassRecall
+
+    metrics = {"recall": MulticlassRecall(3, average=None), "recall_hinge": MulticlassHingeLoss(3), "own": max}
+    metric_set = MetricSet(metrics, ("y",), SOLO.device)
+    columns = ("recall", "recall_0", "recall_hinge", "recall_hinge_0", "own", "loss")
+    assert [metric_set.higher_is_better(name) for name in columns] == [True, True, False, False, None, None]

@@ -285,6 +285,14 @@ def test_of_epochs_with_one_value_the_one_with_the_least_loss_is_the_best(task, 
     assert (stopped.epochs, stopped.best_epoch) == (3, min(range(3), key=losses.__getitem__))
 
 
+def test_a_function_does_not_say_whether_more_of_it_is_better_so_it_is_asked_for(task, train, source):
+    with pytest.raises(ConfigError, match=r"^monitor='val_rmse' and monitor_mode='auto', and the metric does not say"):
+        train(task(metrics={"rmse": rmse}), source(), source(), monitor="val_rmse")
+    result = train(task(metrics={"rmse": rmse}), source(), source(), epochs=3, monitor="val_rmse", monitor_mode="min")
+    values = [row["val_rmse"] for row in result.history.epochs]
+    assert result.best_value == min(values) < max(values)
+
+
 def test_a_callback_may_stop_the_run(task, train, source):
     class Enough(Callback):
         def on_step_end(self, run):

@@ -174,6 +174,9 @@ _LOOP = (
           effect="Stop after this many epochs without improvement, with the best epoch's weights."),
     _ours("monitor", None, "metric", c.column,
           effect="What epochs are compared by; val_loss, or loss without validation."),
+    _ours("monitor_mode", "auto", "auto, min, max", c.anything_in("auto", "min", "max"),
+          effect="Whether less or more of monitor is better. auto takes what the metric says of itself; a function "
+          "says nothing."),
     _ours("compile", False, "boolean or mode", c.compile_mode,
           effect="Run the model through torch.compile."),
     _horovod("verbose", 1, "0, 1, 2", c.integer(0),

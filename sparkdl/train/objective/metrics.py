@@ -65,9 +65,9 @@ class MetricSet:
         return list(self._entries)
 
     def higher_is_better(self, name: str) -> bool | None:
-        """What the metric ``name`` says of itself; None if it says nothing."""
-        entry = self._entries.get(name)
-        return entry.higher_is_better if entry is not None else None
+        """What the metric whose column is ``name`` says of itself; None if it says nothing."""
+        owners = [entry for entry in self._entries if name == entry or name.startswith(f"{entry}_")]
+        return self._entries[max(owners, key=len)].higher_is_better if owners else None
 
     def update(self, outputs: Any, batch: BatchLike) -> None:
         """Take in one batch of at least one row."""

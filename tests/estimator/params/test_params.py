@@ -18,7 +18,7 @@ backward_passes_per_step train_minibatch_fn shuffle_buffer_size compress_sparse_
 """
 OURS = """
 lr_scheduler scale_lr precision max_grad_norm early_stopping_patience monitor checkpoint_every keep_checkpoints
-max_failures min_num_proc timeout feature_dtypes transform_batch_size compile strategy
+monitor_mode max_failures min_num_proc timeout feature_dtypes transform_batch_size compile strategy
 """
 SPARK = "featuresCol labelCol weightCol predictionCol validationIndicatorCol"
 
