@@ -24,7 +24,7 @@ from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.fit import Fit
 from sparkdl.estimator.fit_spec import sharing_key
 from sparkdl.estimator.model import TorchModel
-from sparkdl.estimator.params.params import callers_names
+from sparkdl.estimator.params.params import callers_names, value_of
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
 from sparkdl.estimator.store import open_store
 from sparkdl.estimator.tpe import TpeSampler
@@ -196,24 +196,22 @@ def tune(
     check_frame("tune", df)
     halves = method == "halving"
     _check_call(method, trials, min_epochs, reduction, slots)
-    maximise = mode == "max" if mode is not None else HIGHER_IS_BETTER.get(metric.removeprefix("val_"), False)
     settings = _settings_of(space, method, trials, seed)
-    sampler = TpeSampler(space, maximise=maximise, seed=seed) if method == "tpe" else None
     name = run_id or f"tune-{uuid.uuid4().hex[:12]}"
     search = _Search(
         make,
         df,
         settings,
         metric,
-        maximise=maximise,
+        mode=mode,
         seed=seed,
         name=name,
         keeps=run_id is not None,
-        sampler=sampler,
+        tpe_space=space if method == "tpe" else None,
     )
     try:
         ladder = looks(search.epochs, min_epochs, reduction) if halves else (search.epochs,)
-        schedule = Schedule(ladder, reduction, maximise=maximise, trials=search.trials)
+        schedule = Schedule(ladder, reduction, maximise=search.maximise, trials=search.trials)
         width = min(len(settings), room_for_fits(df.sparkSession, search.ranks, slots))
         run_side_by_side([lambda: search.work(schedule)] * width, df.sparkSession, width)
         return search.result()
@@ -290,21 +288,23 @@ class _Search:
         settings: Sequence[Settings],
         metric: str,
         *,
-        maximise: bool,
+        mode: Literal["min", "max"] | None,
         seed: int,
         name: str,
         keeps: bool,
-        sampler: TpeSampler | None = None,
+        tpe_space: Mapping[str, Sequence[Any] | Range] | None = None,
     ) -> None:
-        self._make, self._frame, self._metric, self._maximise = make, df, metric, maximise
-        self._seed, self._name, self._sampler = seed, name, sampler
+        self._make, self._frame, self._metric, self._seed, self._name = make, df, metric, seed, name
         self._making = threading.Lock()  # torch has one generator
         self._best: tuple[Trial, TorchModel] | None = None
         self._at_end = ExitStack()
         self._store: str | None = None  # for estimators that have none
         self.trials = [Trial(number=number, settings=of_trial) for number, of_trial in enumerate(settings)]
-        self._drawn = set[int]() if sampler is not None else set(range(len(self.trials)))
+        self._drawn = set[int]() if tpe_space is not None else set(range(len(self.trials)))
         estimator = self._estimator(self.trials[0])
+        labels = value_of(estimator, "label_cols")
+        self.maximise = mode == "max" if mode is not None else _more_is_better(metric, labels)
+        self._sampler = None if tpe_space is None else TpeSampler(tpe_space, maximise=self.maximise, seed=seed)
         if estimator.getOrDefault("store") is None and not keeps:
             if not str(df.sparkSession.conf.get("spark.master", "")).startswith("local"):
                 raise ConfigError("trials go on from checkpoints, and workers share no disk with the driver: set store")
@@ -411,7 +411,7 @@ class _Search:
     def _rank(self, trial: Trial) -> tuple[int, float, int]:
         """The greater, the better: trained longer, a better value, drawn first."""
         value = trial.value or 0.0
-        return trial.epochs, value if self._maximise else -value, -trial.number
+        return trial.epochs, value if self.maximise else -value, -trial.number
 
     def result(self) -> TuneResult:
         """The best of those that were trained longest.
@@ -500,6 +500,13 @@ class _Kept:
 
 class _CallError(ConfigError):
     """A fault of the call, which ends the search and not one trial of it."""
+
+
+def _more_is_better(metric: str, labels: Sequence[str]) -> bool:
+    """What sparkdl's own metrics say, whose columns name the label where there are several; False of others."""
+    name = metric.removeprefix("val_")
+    names = [name, *(name.removeprefix(f"{label}_") for label in labels)]
+    return any(HIGHER_IS_BETTER.get(candidate, False) for candidate in names)
 
 
 def _check_call(method: str, trials: int | None, min_epochs: int, reduction: int, slots: int | None) -> None:

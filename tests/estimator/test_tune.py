@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator import TorchEstimator
 from sparkdl.estimator.tpe import TpeSampler
-from sparkdl.estimator.tune import Range, Schedule, Trial, _settings_of, looks, tune
+from sparkdl.estimator.tune import Range, Schedule, Trial, _Search, _settings_of, looks, tune
 
 
 def schedule(count, ladder=(1, 3, 9), maximise=False, seen=()):
@@ -128,6 +129,26 @@ def test_settings_follow_what_earlier_trials_came_to_and_are_drawn_again_the_sam
     assert all(isinstance(one["width"], int) for one in settings)
     late, wide = ([one["width"] for one in drawn(40, maximise)[20:]] for maximise in (False, True))
     assert sum(late) < sum(wide) / 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "maximise"),
+    [
+        ("val_z_r2", None, True),
+        ("val_y_rmse", None, False),
+        ("val_loss", None, False),
+        ("val_z_r2", "min", False),
+        ("val_own", "max", True),
+    ],
+)
+def test_of_a_metric_of_one_of_several_labels_more_is_better_as_of_the_metric(tmp_path, metric, mode, maximise):
+    def make(lr):
+        return TorchEstimator(label_cols=["y", "z"], store=str(tmp_path))
+
+    trial = {"lr": 0.1}
+    search = _Search(make, None, [trial], metric, mode=mode, seed=0, name="s", keeps=False, tpe_space={"lr": [0.1]})
+    assert search.maximise == maximise
+    assert search._sampler._study.direction.name == ("MAXIMIZE" if maximise else "MINIMIZE")
 
 
 def test_a_sampler_takes_in_what_an_earlier_call_has_seen():
