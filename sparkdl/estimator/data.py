@@ -224,12 +224,12 @@ def _stem(source: Source, spec: FitSpec) -> str:
     *described, ranks = spec.data_key
     key = (
         *(WRITER_VERSION, source.uri, source.version, source.table_id, source.transformation),
-        *(described, _code_of(spec.transformation.function), ranks, spec.roles.float_dtype),
+        *(described, code_of(spec.transformation.function), ranks, spec.roles.float_dtype),
     )
     return "pinned-" + hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
-def _code_of(function: Any) -> str:
+def code_of(function: Any) -> str:
     """What tells a transformation from another: its pickle, and the source of one that pickles as a mere name."""
     source = ""
     with contextlib.suppress(OSError, TypeError):

@@ -19,6 +19,7 @@ import torch
 from sparkdl.documents.typed import as_json, encode, read
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.estimator.checks import check_frame
+from sparkdl.estimator.data import code_of
 from sparkdl.estimator.elastic import is_of_settings
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.fit import Fit
@@ -377,7 +378,8 @@ class _Search:
     def _fitted(self, trial: Trial, epochs: int) -> TorchModel:
         estimator = self._estimator(trial)
         estimator.setParams(epochs=epochs)
-        if sharing_key(estimator) != self._shards.key:
+        transformation = code_of(estimator.getOrDefault("transformation_fn"))
+        if (sharing_key(estimator), transformation) != (self._shards.key, code_of(self._shards.transformation)):
             raise _CallError(
                 f"trial {trial.number} ({_text(trial.settings)}) asks for other rows, columns or store than trial 0: "
                 "search over what changes training alone"

@@ -151,6 +151,18 @@ def test_of_a_metric_of_one_of_several_labels_more_is_better_as_of_the_metric(tm
     assert search._sampler._study.direction.name == ("MAXIMIZE" if maximise else "MINIMIZE")
 
 
+def test_a_trial_with_another_transformation_is_refused_for_it_would_train_on_the_first_ones_shards(tmp_path):
+    def make(lr, factor):
+        return TorchEstimator(transformation_fn=lambda rows: rows * factor, store=str(tmp_path))
+
+    settings = [{"lr": 0.1, "factor": 1}, {"lr": 0.2, "factor": 1}, {"lr": 0.1, "factor": 100}]
+    search = _Search(make, None, settings, "val_loss", mode=None, seed=0, name="s", keeps=False)
+    with pytest.raises(AttributeError, match="sparkSession"):  # it goes on to Spark
+        search._fitted(search.trials[1], 1)
+    with pytest.raises(ConfigError, match=r"^trial 2 \(lr=0.1, factor=100\) asks for other rows, columns or store"):
+        search._fitted(search.trials[2], 1)
+
+
 def test_a_sampler_takes_in_what_an_earlier_call_has_seen():
     space = {"x": Range(0.0, 1.0), "kind": ["a", "b"]}
     sampler = TpeSampler(space, maximise=False, seed=0)
