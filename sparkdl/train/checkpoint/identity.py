@@ -6,6 +6,7 @@ and one sentence for the first that differs.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import re
@@ -96,13 +97,30 @@ def described(value: Any, depth: int = 0) -> str:
         cells = {}
         with suppress(ValueError):  # a name that its function has not bound yet
             cells = dict(inspect.getclosurevars(value).nonlocals)
-        return f"{value.__qualname__} {_hash(_code(value.__code__), inner([value.__defaults__, cells]))}"
+        further = [settings for settings in (value.__kwdefaults__, _global_settings(value)) if settings]
+        return f"{value.__qualname__} {_hash(_code(value.__code__), inner([value.__defaults__, cells, *further]))}"
     if hasattr(value, "state_dict") and hasattr(value, "step"):  # a scheduler
         scheduler_state = {key: part for key, part in value.state_dict().items() if key not in _PROGRESS}
         return f"{type(value).__qualname__}({inner(scheduler_state)})"
+    called = ""
+    if callable(value) and isinstance(getattr(type(value).__call__, "__code__", None), CodeType):
+        called = f" {inner(type(value).__call__)}"
     if getattr(value, "__dict__", None):
-        return f"{type(value).__qualname__}({inner(vars(value))})"
-    return _without_addresses(repr(value))
+        return f"{type(value).__qualname__}({inner(vars(value))}){called}"
+    return f"{_without_addresses(repr(value))}{called}"
+
+
+def _global_settings(function: Any) -> dict[str, Any]:
+    """Numbers and texts of its module that ``function`` reads and never sets, as it would a counter."""
+    code = function.__code__
+    counters = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
+    names = [name for name in code.co_names if name in function.__globals__ and name not in counters]
+    settings = {name: function.__globals__[name] for name in names if not name.startswith("__")}
+    return {name: part for name, part in settings.items() if _is_plain(part)}
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, int | float | str)
 
 
 def _module(module: torch.nn.Module) -> str:
@@ -111,8 +129,12 @@ def _module(module: torch.nn.Module) -> str:
     trained = [parameter.requires_grad for parameter in module.parameters()]
     # A loss may hold tensors of its own, as class weights are; those of a model are what is trained.
     loss_tensors = [] if trained else [tensor.tolist() for tensor in module.buffers()]
-    settings = {k: part for k, part in vars(module).items() if k[:1] != "_" and isinstance(part, int | float | str)}
-    settings.pop("training", None)
+    settings = {
+        f"{name}.{k}" if name else k: part
+        for name, layer in module.named_modules()
+        for k, part in vars(layer).items()
+        if k[:1] != "_" and k != "training" and isinstance(part, int | float | str)
+    }
     facts = _hash(_without_addresses(repr(module)), tensors, trained, loss_tensors, settings)
     return f"{type(module).__qualname__} of {sum(p.numel() for p in module.parameters())} parameters, structure {facts}"
 

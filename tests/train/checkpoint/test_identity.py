@@ -6,7 +6,7 @@ import torch
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.checkpoint.identity import identity_of
+from sparkdl.train.checkpoint.identity import described, identity_of
 
 
 def squares(output, label):
@@ -74,8 +74,56 @@ def test_the_same_things_made_twice_are_described_alike():
 
 def test_class_weights_of_a_loss_count():
     def text(weight):
-        from sparkdl.train.checkpoint.identity import described
-
         return described(torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])))
 
     assert text(1.0) == text(1.0) != text(2.0)
+
+
+SHARE = 0.5
+CALLS = 0
+
+
+def share(output, label):
+    global CALLS
+    CALLS += 1
+    return SHARE * (output - label).abs().mean()
+
+
+def limited(limit):
+    def loss(output, label, *, limit=limit):
+        return (output - label).abs().clamp(max=limit).mean()
+
+    return loss
+
+
+def test_a_default_of_a_keyword_alone_counts():
+    assert described(limited(1.0)) == described(limited(1.0)) != described(limited(5.0))
+
+
+def test_a_number_of_the_module_counts_that_a_function_reads_and_no_counter_that_it_sets(monkeypatch):
+    before = described(share)
+    share(torch.ones(1), torch.ones(1))
+    assert described(share) == before
+    monkeypatch.setitem(globals(), "SHARE", 0.25)
+    assert described(share) != before
+
+
+def test_what_a_callable_object_does_counts():
+    def loss_of(call):
+        return type("Loss", (), {"__call__": call})()
+
+    absolute = lambda self, output, label: (output - label).abs().mean()  # noqa: E731
+    square = lambda self, output, label: (output - label).square().mean()  # noqa: E731
+    assert described(loss_of(absolute)) == described(loss_of(absolute)) != described(loss_of(square))
+
+
+def test_a_number_of_a_layer_counts():
+    class Scaled(torch.nn.Linear):
+        def __init__(self, scale):
+            super().__init__(2, 2)
+            self.scale = scale
+
+    def text(scale):
+        return described(torch.nn.Sequential(Scaled(scale)))
+
+    assert text(1.0) == text(1.0) != text(7.0)
