@@ -30,6 +30,7 @@ from sparkdl.scoring.rows import score_rows
 from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
+from sparkdl.train.checkpoint.identity import described
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Published:
 
 
 class Weights:
-    """The weights of a model at one time, by which it is told whether they were changed since.
+    """The weights of a model at one time, by which it is told whether they, its layers or settings were changed since.
 
     Args:
         model: the model; its tensors are kept, not copied.
@@ -56,14 +57,16 @@ class Weights:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._tensors = [(name, tensor, tensor._version) for name, tensor in _tensors(model)]
+        self._structure = described(model)
 
     def are_those_of(self, model: torch.nn.Module) -> bool:
-        """Whether ``model`` has the very same tensors, none of which was changed in place."""
+        """Whether ``model`` has the very same tensors, none of which was changed in place, in the same layers."""
         now = _tensors(model)
-        return len(now) == len(self._tensors) and all(
+        same_tensors = len(now) == len(self._tensors) and all(
             (name, tensor._version) == (name_then, version_then) and tensor is tensor_then
             for (name, tensor), (name_then, tensor_then, version_then) in zip(now, self._tensors, strict=True)
         )
+        return same_tensors and described(model) == self._structure
 
 
 def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
