@@ -71,7 +71,10 @@ def _decoded(data: bytes | None, options: Image) -> np.ndarray[Any, Any]:
             with pillow.open(io.BytesIO(data), formats=FORMATS) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
                     raise _Undecodable(f"it has {picture.width} x {picture.height} pixels, above {MAX_PIXELS}")
-                plain = picture.convert("RGB" if options.channels == 3 else "L")
+                bytewise: Any = picture
+                if picture.mode.startswith("I;16"):  # grey of 16 bits, which convert would cut off at 255
+                    bytewise = pillow.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+                plain = bytewise.convert("RGB" if options.channels == 3 else "L")
                 sized = plain.resize((options.width, options.height), pillow.Resampling.BILINEAR)
                 pixels = np.asarray(sized, np.uint8)
     except _Undecodable:

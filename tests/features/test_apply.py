@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import itertools
 from decimal import Decimal
 
@@ -182,6 +183,22 @@ def test_broken_pictures_are_refused_with_a_reason_or_black():
         made(strict, bad)
     assert [sum(row) > 0 for row in made(lax, bad)] == [True, False, False, False]
     assert lax.inputs[0].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_pictures_of_16_bits_are_those_of_8_bits_and_not_white(channels):
+    pillow = pytest.importorskip("PIL.Image")
+
+    def png(pixels):
+        sink = io.BytesIO()
+        pillow.fromarray(pixels).save(sink, "PNG")
+        return sink.getvalue()
+
+    deep = np.array([[0, 256], [32768, 65535]], np.uint16)
+    column = pa.array([png(deep), png((deep >> 8).astype(np.uint8))])
+    features = fitted(Image(height=2, width=2, channels=channels, scale="none"), column)
+    of_16_bits, of_8_bits = made(features, column)
+    assert of_16_bits == of_8_bits == [0, 1, 128, 255] * channels
 
 
 def test_parts_of_instants_follow_the_zone_and_others_are_as_written():
