@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import sys
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -230,10 +231,17 @@ def _stem(source: Source, spec: FitSpec) -> str:
 
 
 def code_of(function: Any) -> str:
-    """What tells a transformation from another: its pickle, and the source of one that pickles as a mere name."""
+    """What tells a transformation from another: its pickle, and the source of one that pickles as a mere name.
+
+    To the source belongs that of its module, whose helpers and constants it may use; those of a script are pickled.
+    """
     source = ""
-    with contextlib.suppress(OSError, TypeError):
-        source = inspect.getsource(function)
+    defined = function.func if isinstance(function, functools.partial) else function
+    module = inspect.getmodule(defined)
+    parts: list[Any] = [defined] if module is sys.modules["__main__"] else [defined, module]
+    for part in parts:
+        with contextlib.suppress(OSError, TypeError):
+            source += inspect.getsource(part)
     return hashlib.sha256(dumps(function) + source.encode()).hexdigest()
 
 

@@ -1,5 +1,9 @@
 """Which shards of a pinned table version a fit finds again."""
 
+import functools
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -32,6 +36,20 @@ def test_shards_of_a_table_version_are_not_taken_for_those_of_another_transforma
     assert doubled == stem(double)
     assert doubled != stem(lambda rows: rows * 3)
     assert doubled != stem(double, random_seed=5)
+
+
+@pytest.mark.parametrize("wrapped", [lambda function: function, functools.partial])
+def test_shards_are_not_taken_for_those_of_a_module_whose_constants_were_others(spec, tmp_path, monkeypatch, wrapped):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def stem(scale):
+        code = f"SCALE = {scale}\n\n\ndef scaled(rows):\n    return rows * SCALE\n"
+        (tmp_path / "module_of_scaled.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "module_of_scaled", raising=False)
+        function = wrapped(importlib.import_module("module_of_scaled").scaled)
+        return _stem(Source(uri="/table", version="3"), spec(transformation_fn=function))
+
+    assert stem(1) == stem(1) != stem(100)
 
 
 def test_shards_of_a_table_are_not_those_of_another_one_at_its_address(spec):
