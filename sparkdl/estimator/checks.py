@@ -223,10 +223,19 @@ def check_shards(spec: FitSpec, train: Manifest, validation: Manifest | None) ->
     check_rows(train, validation, num_proc=spec.num_proc, wanted=spec.validation)
     for manifest in filter(None, (train, validation)):
         check_values(manifest, spec.roles)
-    step_rows = spec.batch_size * spec.num_proc
+    readers = _readers(spec)
+    step_rows = spec.batch_size * readers
     check_steps("train_steps_per_epoch", spec.train.steps_per_epoch, train, step_rows)
-    step_rows = (spec.validation_batch_size or spec.batch_size) * spec.num_proc
+    step_rows = (spec.validation_batch_size or spec.batch_size) * readers
     check_steps("validation_steps_per_epoch", spec.train.validation_steps, validation, step_rows)
+
+
+def _readers(spec: FitSpec) -> int:
+    """How many batches make up a step: ranks of one tensor group or pipeline read the same."""
+    if spec.strategy == AUTO or spec.strategy in STRATEGIES:
+        return spec.num_proc
+    choice = choice_of(spec.strategy).filled(spec.num_proc)
+    return choice.readers if isinstance(choice, Mesh) else spec.num_proc
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:

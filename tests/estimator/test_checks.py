@@ -6,15 +6,18 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.estimator import Store, TorchEstimator
 from sparkdl.estimator.checks import (
     check_classes,
     check_loss,
     check_metrics,
     check_rows,
+    check_shards,
     check_steps,
     check_values,
 )
 from sparkdl.estimator.column_plan import Roles
+from sparkdl.estimator.fit_spec import resolve
 from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.model_call import ModelCall, Output, Probe
 from sparkdl.estimator.user_code import built, naming_errors
@@ -22,6 +25,17 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.train.task import Task
 
 ROLES = Roles(features=("a",), labels=("y",), weight="w")
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def make(num_proc=2, **params):
+        estimator = TorchEstimator(
+            model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), **params
+        )
+        return resolve(estimator, store=Store.create(str(tmp_path)), num_proc=num_proc)
+
+    return make
 
 
 def manifest(rows=10, **stats):
@@ -142,3 +156,14 @@ def test_more_steps_than_the_rows_give_are_refused():
         check_steps("train_steps_per_epoch", 4, manifest(10), 4)
     with pytest.raises(ConfigError, match="exceeds the 0 steps of 0 rows"):
         check_steps("validation_steps_per_epoch", 1, None, 4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [("all_reduce", 7), ("local_sgd", 7), ("fsdp", 7), ("auto", 7), ("tensor", 13), ("pipeline", 13)],
+)
+def test_steps_are_counted_by_the_ranks_that_read_rows_of_their_own(spec, strategy, steps):
+    rows = manifest(400)
+    check_shards(spec(strategy=strategy, train_steps_per_epoch=steps), rows, None)
+    with pytest.raises(ConfigError, match=f"={steps + 1} exceeds the {steps} steps of 400 rows"):
+        check_shards(spec(strategy=strategy, train_steps_per_epoch=steps + 1), rows, None)
