@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkdl.batches.order.plan import Steps
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.column_plan import Roles
 from sparkdl.estimator.fit_spec import FitSpec, losses_of, ranks_wanted, shuffles
 from sparkdl.estimator.horovod.adapters import adapted_metrics
-from sparkdl.estimator.model_call import Output, Probe
+from sparkdl.estimator.model_call import Output, Probe, norm_of_single_values
 from sparkdl.estimator.outputs import check_columns, meanings_of
 from sparkdl.estimator.params.backend import SparkBackend, is_own
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
@@ -25,7 +26,7 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import check_places
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.base import TaskView
-from sparkdl.strategies.choice import AUTO, choice_of, needs_torch_groups
+from sparkdl.strategies.choice import AUTO, Choice, choice_of, needs_torch_groups
 from sparkdl.strategies.local_sgd import check_local_training
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
@@ -232,10 +233,47 @@ def check_shards(spec: FitSpec, train: Manifest, validation: Manifest | None) ->
 
 def _readers(spec: FitSpec) -> int:
     """How many batches make up a step: ranks of one tensor group or pipeline read the same."""
-    if spec.strategy == AUTO or spec.strategy in STRATEGIES:
-        return spec.num_proc
-    choice = choice_of(spec.strategy).filled(spec.num_proc)
+    choice = _choice(spec)
     return choice.readers if isinstance(choice, Mesh) else spec.num_proc
+
+
+def _choice(spec: FitSpec) -> Choice | None:
+    """The options of the strategy on so many ranks; None of one without."""
+    named = spec.strategy == AUTO or spec.strategy in STRATEGIES
+    return None if named else choice_of(spec.strategy).filled(spec.num_proc)
+
+
+def check_batch_norm(spec: FitSpec, model: torch.nn.Module, probed: Probe, train: Manifest) -> None:
+    """Refuse a step that has a single row for a batch norm layer: the last one would fail at the end of an epoch.
+
+    Args:
+        spec: of the fit.
+        model: the driver's copy.
+        probed: what it returned for two rows.
+        train: shards to train on.
+
+    Raises:
+        ConfigError: names the layer, the rows and the batch size.
+    """
+    readers = _readers(spec)
+    steps = Steps(rows=train.rows, global_batch=spec.batch_size * readers, world_size=readers)
+    by_itself = spec.train.sync.sync_batch_norm is False or isinstance(_choice(spec), LocalSteps)
+
+    def has_single_row(step: int) -> bool:
+        shares = [steps.share(step, rank) for rank in range(readers)] if by_itself else [(0, steps.global_rows(step))]
+        return any(high - low == 1 for low, high in shares)
+
+    last = min(spec.train.steps_per_epoch or steps.count, steps.count) - 1
+    step = next(filter(has_single_row, (0, last)), None)
+    if step is None or spec.objects.step is not None:  # what a user's own step does with such a row is its affair
+        return
+    name = norm_of_single_values(model, probed)
+    if name is not None:
+        raise ConfigError(
+            f"layer {name!r} would get one value a channel in step {step + 1} of an epoch, where {train.rows} rows at "
+            f"batch_size={spec.batch_size} leave {'a rank' if by_itself else 'all ranks together'} a single row, and "
+            "one value has no variance: choose a batch size that leaves no step with a single row"
+        )
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl.batches.reading.batch import Batch
 from sparkdl.batches.reading.gather import valid_name
@@ -280,6 +281,24 @@ def _probed(
     assert first_failure is not None
     settings = "input_shapes, feature_dtypes or feature_cols" if written else "input_shapes or feature_cols"
     raise _refusal(model, *first_failure, batch, manifest, settings) from first_failure[1]
+
+
+def norm_of_single_values(model: torch.nn.Module, probed: Probe) -> str | None:
+    """The first batch norm layer that trains and gets one value a channel of each row; None if there is none."""
+    names = {layer: name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm) and layer.training}
+    of_single_values: list[str] = []
+
+    def note(layer: _BatchNorm, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel() == args[0].shape[1] * probed.batch.rows:
+            of_single_values.append(names[layer])
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in names]
+    try:
+        _called(model, probed.call, probed.batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return of_single_values[0] if of_single_values else None
 
 
 def _check_bytes(argument: ModelInput, manifest: Manifest) -> None:

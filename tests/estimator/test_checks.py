@@ -8,6 +8,7 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator import Store, TorchEstimator
 from sparkdl.estimator.checks import (
+    check_batch_norm,
     check_classes,
     check_loss,
     check_metrics,
@@ -19,7 +20,7 @@ from sparkdl.estimator.checks import (
 from sparkdl.estimator.column_plan import Roles
 from sparkdl.estimator.fit_spec import resolve
 from sparkdl.estimator.horovod.adapters import adapted_metrics
-from sparkdl.estimator.model_call import ModelCall, Output, Probe
+from sparkdl.estimator.model_call import ModelCall, ModelInput, Output, Probe
 from sparkdl.estimator.user_code import built, naming_errors
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.task import Task
@@ -167,3 +168,39 @@ def test_steps_are_counted_by_the_ranks_that_read_rows_of_their_own(spec, strate
     check_shards(spec(strategy=strategy, train_steps_per_epoch=steps), rows, None)
     with pytest.raises(ConfigError, match=f"={steps + 1} exceeds the {steps} steps of 400 rows"):
         check_shards(spec(strategy=strategy, train_steps_per_epoch=steps + 1), rows, None)
+
+
+NORM, PIXELS = (3,), (3, 4, 4)
+SINGLE = {
+    "one rank": ({"num_proc": 1, "batch_size": 32}, 65, NORM, "all ranks together"),
+    "two ranks": ({"batch_size": 16}, 65, NORM, "all ranks together"),
+    "batches of one row": ({"num_proc": 1, "batch_size": 1}, 65, NORM, "all ranks together"),
+    "two ranks, each by itself": ({"batch_size": 16, "sync_batch_norm": False}, 66, NORM, "a rank"),
+    "local SGD": ({"batch_size": 16, "strategy": "local_sgd"}, 67, NORM, "a rank"),
+    "two rows of two ranks": ({"batch_size": 16}, 66, NORM, ""),
+    "the epoch ends before": ({"num_proc": 1, "batch_size": 32, "train_steps_per_epoch": 2}, 65, NORM, ""),
+    "several values a row": ({"num_proc": 1, "batch_size": 32}, 65, PIXELS, ""),
+    "a step of the user's": ({"num_proc": 1, "batch_size": 32, "train_minibatch_fn": print}, 65, NORM, ""),
+}
+
+
+@pytest.mark.parametrize(("given", "rows", "shape", "holder"), SINGLE.values(), ids=SINGLE)
+def test_a_step_of_a_single_row_is_refused_for_a_model_with_batch_norm(spec, given, rows, shape, holder):
+    x = torch.zeros(2, *shape)
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3) if shape is PIXELS else torch.nn.BatchNorm1d(3))
+    batch = Batch({"x": x}, epoch=0, step=0, rows=2, global_rows=2, weight=1.0)
+    probed = Probe(ModelCall((ModelInput("x", "x"),)), (Output("y", shape, "float32"),), batch, x)
+
+    def check():
+        check_batch_norm(spec(**given), model, probed, manifest(rows))
+
+    if holder:
+        sentence = (
+            rf"^layer '0' would get one value .* where {rows} rows at batch_size=\d+ leave {holder} a single row,"
+        )
+        with pytest.raises(ConfigError, match=sentence):
+            check()
+        assert model.training
+        model[0].eval()  # a layer that is frozen needs no variance of the batch
+    check()
+    assert not model[0]._forward_pre_hooks
