@@ -109,8 +109,8 @@ class ModelSelection:
             return False
         self.best_value, self.best_epoch = value, epoch
         self._best_loss = loss if loss is not None and math.isfinite(loss) else None
+        self._best_row = dict(row)  # a run that goes on may want it, though this one does not
         if self._config.restores_best:
-            self._best_row = dict(row)
             model = self._strategy.gather_model()
             if self._collective.world.is_leader:
                 self._keep_weights(model.state_dict())

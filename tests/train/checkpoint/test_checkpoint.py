@@ -386,6 +386,23 @@ def test_patience_and_the_best_weights_survive_an_interruption(task, train, sour
     assert resumed.metrics["val_loss"] == undisturbed.metrics["val_loss"]
 
 
+def test_a_run_that_goes_on_with_patience_returns_the_metrics_of_an_earlier_best_epoch(task, train, source, keeper):
+    def part(epochs, **settings):
+        parts = {
+            "optimizer": functools.partial(torch.optim.SGD, lr=0.01),
+            "scheduler": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda epoch: 1.0 if epoch < 2 else 300.0
+            ),
+        }
+        return train(task(**parts), source(), source(), epochs=epochs, checkpoints=keeper(), **settings)
+
+    first = part(2)
+    longer = part(9, early_stopping_patience=2)
+    assert (longer.resumed_step, longer.epochs, longer.best_epoch) == (14, 4, 1)
+    assert longer.metrics == first.history.epochs[1]
+    assert state_equal(longer.model, first.model)
+
+
 def test_a_finished_run_is_not_trained_again_but_may_be_prolonged(task, train, source, keeper):
     first = train(task(), source(), epochs=2, checkpoints=keeper())
     again = train(task(), source(), epochs=2, checkpoints=keeper())
