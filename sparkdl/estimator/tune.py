@@ -317,9 +317,9 @@ class _Search:
         self._shards.fits_to_come = len(settings) + 1  # one more than there are: close() ends it
         self._kept: Storage | None = None
         if keeps:
-            shared_disk = str(df.sparkSession.conf.get("spark.master", "")).startswith("local")
-            store = open_store(estimator.getOrDefault("store"), shared_disk=shared_disk)
-            if not store.saving_runs():
+            given = self._users_store
+            store = None if given is None else open_store(given, shared_disk=False)  # None would make a temporary one
+            if store is None or not store.saving_runs():
                 raise ConfigError(
                     f"run_id={name!r} keeps a search in the estimators' store, and none is set: set store"
                 )

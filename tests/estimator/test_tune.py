@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -161,6 +163,14 @@ def test_a_trial_with_another_transformation_is_refused_for_it_would_train_on_th
         search._fitted(search.trials[1], 1)
     with pytest.raises(ConfigError, match=r"^trial 2 \(lr=0.1, factor=100\) asks for other rows, columns or store"):
         search._fitted(search.trials[2], 1)
+
+
+def test_a_search_that_is_to_be_kept_and_has_no_store_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    frame = SimpleNamespace(sparkSession=SimpleNamespace(conf={"spark.master": "local[2]"}))
+    with pytest.raises(ConfigError, match=r"^run_id='s' keeps a search in the estimators' store, and none is set"):
+        _Search(lambda lr: TorchEstimator(), frame, [{"lr": 1}], "val_loss", mode=None, seed=0, name="s", keeps=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_sampler_takes_in_what_an_earlier_call_has_seen():
