@@ -9,7 +9,7 @@ and back.
 from sparkdl.models.registry.events import Event, ModelSummary, ModelVersion
 from sparkdl.models.registry.garbage import Removed
 from sparkdl.models.registry.lineage import Lineage, ModelLineage, TrainedOn
-from sparkdl.models.registry.registry import ModelRegistry, Promotion
+from sparkdl.models.registry.registry import ModelRegistry, Promotion, bundle_of
 from sparkdl.models.registry.signing import SigningKey
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "Removed",
     "SigningKey",
     "TrainedOn",
+    "bundle_of",
 ]

@@ -40,7 +40,7 @@ from sparkdl.tables.table import Fence, Table
 if TYPE_CHECKING:
     from sparkdl.models.bundle import Bundle
 
-__all__ = ["ModelRegistry", "Promotion"]
+__all__ = ["ModelRegistry", "Promotion", "bundle_of"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,22 @@ class Promotion:
     reason: str
     version: int | None
     previous: int | None
+
+
+def bundle_of(version: ModelVersion) -> BundleInfo:
+    """What the bundle of a version says of itself, as it was published: whoever scores by it checks the files, too.
+
+    Raises:
+        BundleError: there is none any more.
+        IntegrityError: it is another one.
+    """
+    info = read_bundle(version.uri)
+    if info.content_hash != version.artifact:
+        raise IntegrityError(
+            f"the bundle {info.uri} has the content hash {info.content_hash}, version {version.version} of "
+            f"{version.name!r} was published with {version.artifact}: publish it again"
+        )
+    return info
 
 
 @dataclass(frozen=True)
@@ -356,7 +372,7 @@ class ModelRegistry:
 
         ``scoring.score`` takes it for a model, and checks the files against it on every worker.
         """
-        return self._checked_bundle(self.get(name, which))
+        return bundle_of(self.get(name, which))
 
     @contextmanager
     def hold(self, name: str, which: int | str) -> Iterator[ModelVersion]:
@@ -364,7 +380,7 @@ class ModelRegistry:
 
         Example:
             >>> with registry.hold("churn", "champion") as version:
-            ...     score(rows, version.uri)
+            ...     score(rows, bundle_of(version))
         """
         artifact = self.get(name, which).artifact
         with self._leases.hold(artifact, f"use of {name}@{which}"):
@@ -450,17 +466,8 @@ class ModelRegistry:
             if isinstance(which, str):
                 self._keys.check(state.move(name, which))
             self._keys.check(state.event(name, which))
-            self._checked_bundle(version)
+            bundle_of(version)
         return version
-
-    def _checked_bundle(self, version: ModelVersion) -> BundleInfo:
-        info = read_bundle(self._log.artifact(version.artifact))
-        if info.content_hash != version.artifact:
-            raise IntegrityError(
-                f"the bundle {info.uri} has the content hash {info.content_hash}, version {version.version} of "
-                f"{version.name!r} was published with {version.artifact}: publish it again"
-            )
-        return info
 
     @cached_property
     def _keys(self) -> Keys:

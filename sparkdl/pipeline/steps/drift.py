@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.features.fitted import Features, token_functions
-from sparkdl.models.folder import read_bundle
-from sparkdl.models.registry import ModelVersion
+from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
 from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
@@ -257,7 +256,7 @@ def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str
     """The champion's features that are to be compared, and whose columns are still there."""
     from sparkdl.models.preprocessing import features_of
 
-    features = features_of(read_bundle(champion.uri), project.trusted)
+    features = features_of(bundle_of(champion), project.trusted)
     if features is None:
         raise BundleError("it carries no statistics of its training rows, so no pipeline has trained it")
     compared_features = [feature for feature in features.fitted if feature.name not in project.spec.drift.ignore]

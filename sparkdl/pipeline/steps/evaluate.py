@@ -79,11 +79,10 @@ class EvaluateStep(Step):
             rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
             training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
             judging = with_last_values(rows, training, spec, prepared.labels)
-            champion = None if rival is None else rival.uri
             trained = trained_now(project, state, parts)
 
             def judge() -> Evaluated:
-                return evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen_reason)
+                return evaluate(judging, spec, prepared.labels, trained, rival, project.trusted, count, seen_reason)
 
             def rows_for_trees() -> TreeRows | Boosted | None:
                 if spec.train.baseline == "off":

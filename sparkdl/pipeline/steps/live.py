@@ -17,7 +17,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
-from sparkdl.models.registry import ModelVersion
+from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.rows.parts import cut_as_now
@@ -176,7 +176,7 @@ def _errors(
     model = state.registry.get(str(spec.publish.name), version)
     if {predictions.scored.artifact for predictions in windows} - {"", model.artifact}:
         raise ConfigError(f"another model than {spec.publish.name} has made them")
-    labels = labels_of(model.uri)
+    labels = labels_of(bundle_of(model))
     if name not in labels.names:
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {name!r} is compared")
     label = labels.labels[labels.names.index(name)]

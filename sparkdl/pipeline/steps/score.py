@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
-from sparkdl.models.registry import ModelVersion
+from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.pipeline.rows.parts import Parts, parts_to_do, rows_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
@@ -166,12 +166,13 @@ def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence
     absent = [name for name in kept_columns if name not in rows.columns]
     if absent:
         raise SchemaError(f"score.keep names {absent[0]!r}, the rows have {rows.columns}: name one of these")
-    labels = labels_of(champion.uri)
+    bundle = bundle_of(champion)
+    labels = labels_of(bundle)
     names = [f"_output_{n}" for n in range(len(labels.names))]
     chosen = rows.where(F.col(WINDOW).isin(*todo))
     config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
     keep = [WINDOW, *kept_columns]
-    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=project.trusted)
+    scored = score(chosen, bundle, output_columns=names, keep=keep, config=config, trusted=project.trusted)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept_columns]]
     for label, name in zip(labels, names, strict=True):
         columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")

@@ -23,6 +23,8 @@ from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, 
 from sparkdl.metrics.measure import calibration_error, metric_over
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.metrics.sums import quantile_losses
+from sparkdl.models.folder import BundleInfo
+from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
 from sparkdl.pipeline.judging.diagnostics import diagnose
@@ -112,7 +114,7 @@ def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, l
 
 
 def evaluate(
-    rows: DataFrame, spec: PipelineSpec, labels: Labels, trained: Trained, champion: str | None,
+    rows: DataFrame, spec: PipelineSpec, labels: Labels, trained: Trained, champion: ModelVersion | None,
     trusted: Sequence[str], count: int, seen: str = "",
 ) -> Evaluated:  # fmt: skip
     """Measure on held-out rows, and decide.
@@ -122,7 +124,7 @@ def evaluate(
         spec: the pipeline.
         labels: as the challenger was trained.
         trained: the challenger.
-        champion: address of the champion's bundle; None where there is none.
+        champion: that the challenger is compared with; None where there is none.
         trusted: packages that bundles may import.
         count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
         seen: why these rows cannot judge the champion; it is not asked then, and stays.
@@ -256,7 +258,11 @@ def _guessed(
 
 
 def _predicted(
-    scored: DataFrame, kept: Sequence[str], label: FittedLabel, champion: str | None, options: Mapping[str, Any]
+    scored: DataFrame,
+    kept: Sequence[str],
+    label: FittedLabel,
+    champion: ModelVersion | None,
+    options: Mapping[str, Any],
 ) -> tuple[pa.Table, str, FittedLabel, str]:
     """The challenger's predictions and the champion's beside them, in one pass.
 
@@ -267,9 +273,10 @@ def _predicted(
     if champion is None:
         return _collected(scored, kept), "", label, ""
     try:
-        champion_label, position, outputs = _champions(champion, label)
+        bundle = bundle_of(champion)
+        champion_label, position, outputs = _champions(bundle, label)
         names = [f"_champion_{n}" for n in range(outputs)]
-        scored_by_both = score(scored, champion, output_columns=names, **options)
+        scored_by_both = score(scored, bundle, output_columns=names, **options)
         return _collected(scored_by_both, [*kept, names[position]]), names[position], champion_label, ""
     except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
         return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
@@ -314,7 +321,7 @@ def _entity(spec: PipelineSpec) -> tuple[str, ...]:
     return tuple(name for name in spec.source.key if name != when)
 
 
-def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
+def _champions(bundle: BundleInfo, label: FittedLabel) -> tuple[FittedLabel, int, int]:
     """The champion's label of the same name and type, its place among the champion's outputs, and their number.
 
     Raises:

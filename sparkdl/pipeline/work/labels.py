@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.models.folder import read_bundle
+from sparkdl.models.folder import BundleInfo
 from sparkdl.pipeline.spec import Label
 
 if TYPE_CHECKING:
@@ -159,14 +159,14 @@ def encoded(name: str, label: FittedLabel) -> Column:
     return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
 
 
-def labels_of(bundle: str) -> Labels:
+def labels_of(bundle: BundleInfo) -> Labels:
     """The labels that a bundle's model was trained with.
 
     Raises:
         IntegrityError: it describes none that could be.
     """
-    source = Source(bundle, "it was altered, or not published by a pipeline: publish it again")
-    return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
+    source = Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
+    return Labels(labels=convert(bundle.preprocessing.get("labels"), tuple[FittedLabel, ...], source))
 
 
 def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:

@@ -21,8 +21,7 @@ from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.features.spec import Image
 from sparkdl.launch.driver.slots import slots_of
-from sparkdl.models.folder import read_bundle
-from sparkdl.models.registry import ModelVersion
+from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import Part, rows_of
@@ -138,11 +137,10 @@ def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Feat
         ConfigError: the champion was trained with other features or labels.
     """
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
-    source = Source(champion.uri, "it was altered, or not published by a pipeline: publish it again")
-    features = Features.from_json(
-        read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
-    )
-    labels = labels_of(champion.uri)
+    bundle = bundle_of(champion)
+    source = Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
+    features = Features.from_json(bundle.preprocessing.get("features"), source, functions.__getitem__)
+    labels = labels_of(bundle)
     champion_options = {feature.name: _without_size(feature.options) for feature in features.fitted}
     file_options = {name: _without_size(options) for name, options in spec.features.items()}
     differing = sorted(

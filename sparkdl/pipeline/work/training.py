@@ -244,7 +244,8 @@ def _optional(spec: PipelineSpec, settings: Train, rows: int, labels: Labels) ->
 
 
 def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> None:
-    weights = adjusted(load_bundle(champion, trusted=trusted).model, ()).state_dict()
+    published_hash = champion.rpartition("/")[2]  # a registry's folder of a bundle is called so
+    weights = adjusted(load_bundle(champion, expected_hash=published_hash, trusted=trusted).model, ()).state_dict()
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
