@@ -197,6 +197,7 @@ class SpreadModel:
                     evaluated = self._strategy.evaluate(self._placed(batch), self._loss)
                     if evaluated is not None:
                         sums += evaluated[1]
+            self._strategy.end_evaluation()
         finally:
             for module in training:
                 module.training = True

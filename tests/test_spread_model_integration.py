@@ -133,6 +133,25 @@ def test_local_steps_that_are_averaged_at_once_are_those_of_a_plain_loop(ranks):
     torch.testing.assert_close(leader[2]["model"], net.state_dict(), **EXACT)
 
 
+def frozen_behind_an_evaluation(world):
+    torch.set_num_threads(1)
+    with SpreadModel("zero2", backend="torch") as model:
+        model.build(double_network, steepest, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        batches = rows_of(0, world=model.reader)
+        model.step(batches[0])
+        model.evaluate(batches)
+        model.module[0].requires_grad_(False)
+        before = model.state_dict()
+        model.step(batches[1])
+        return before, model.state_dict()
+
+
+def test_a_layer_that_is_frozen_behind_an_evaluation_stays_as_it_is(ranks):
+    (before, after), _ = ranks.together(frozen_behind_an_evaluation, 2, "torch")
+    assert torch.equal(before["model"]["0.weight"], after["model"]["0.weight"])
+    assert not torch.equal(before["model"]["2.weight"], after["model"]["2.weight"])
+
+
 class Attention(torch.nn.Module):
     """An odd vocabulary, and query, key and value by one layer."""
 
