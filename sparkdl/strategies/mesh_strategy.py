@@ -29,7 +29,7 @@ from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
-from sparkdl.strategies.sharded import blocks_of, recomputable, shard, ungather
+from sparkdl.strategies.sharded import Messages, blocks_of, recomputable, shard, ungather
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
 
@@ -89,6 +89,7 @@ class MeshStrategy(Strategy):
         self._norms: Any = None
         self._pipeline: Pipeline | None = None
         self._averages: list[CopiesAverage] = []
+        self._messages: Messages | None = None
         self._mixtures = False
         self._storages: dict[torch.nn.Parameter, torch.UntypedStorage] = {}
 
@@ -186,7 +187,7 @@ class MeshStrategy(Strategy):
             recompute(recomputable(blocks or [model]))
         if mesh.shard != 1:
             over = tuple(dimension for dimension in ("data", "shard") if getattr(mesh, dimension) != 1)
-            shard(
+            self._messages = shard(
                 None if self._pipeline is not None else model,
                 blocks,
                 self._dense[over],
@@ -280,6 +281,8 @@ class MeshStrategy(Strategy):
             else:
                 self._pass_without_rows(batch, objective)
                 loss = torch.zeros((), device=self.collective.world.device)
+        if self._messages is not None:
+            self._messages.count(*(parameter.grad is not None for parameter in self._parameter_of.values()))
         if last:
             self.exchange()
         return loss, outputs
@@ -317,6 +320,7 @@ class MeshStrategy(Strategy):
 
         Where the optimizer steps parts, they have the gradients then, and the model's own parameters have none.
         """
+        self._check_messages()
         for average in self._averages:
             average.finish()
         for part, parameter in self._parameter_of.items():
@@ -328,6 +332,17 @@ class MeshStrategy(Strategy):
                 part.data = _local(parameter)  # what waits in the host's memory may have moved
             if not self._steps_parts and part.grad is not None:
                 parameter.grad, part.grad = _laid_out(part.grad, parameter), None
+
+    def _check_messages(self) -> None:
+        """Refuse layers that computed on some readers alone: theirs were added to those of others."""
+        if self._messages is None:
+            return
+        groups = [self._dense[dimension].get_group() for dimension in ("shard", "data")]
+        if self._messages.differ(group for group in groups if group.size() > 1):
+            raise ConfigError(
+                f"a layer computed on some ranks alone, or in another order, which strategy='{self.text}' cannot "
+                "train: let each batch go through the same layers, or choose strategy='all_reduce' or 'zero1'"
+            )
 
     def check_parameters(self) -> None:
         """Also refuse ``parameter.data = ...``: torch leaves a DTensor the part that it had, and says nothing."""
@@ -406,6 +421,7 @@ class MeshStrategy(Strategy):
 
     def end_evaluation(self) -> None:
         """Let go of what ``keep_parameters`` left gathered: callbacks that freeze or thaw a layer mean the parts."""
+        self._check_messages()
         if self.mesh.keep_parameters:
             ungather(self.model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from sparkdl.collective.pairwise import all_gather, reduce_scatter
 from sparkdl.compat.view_outputs import copy_views
 from sparkdl.nn.mixture import mixtures
 
-__all__ = ["blocks_of", "recomputable", "shard", "ungather"]
+__all__ = ["Messages", "blocks_of", "recomputable", "shard", "ungather"]
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -56,7 +57,7 @@ def shard(
     keep_parameters: bool,
     offload: bool,
     expert_mesh: Any = None,
-) -> None:
+) -> Messages | None:
     """Cut the parameters of ``model`` over ``mesh``, in place: they are DTensors then.
 
     Args:
@@ -66,6 +67,9 @@ def shard(
         keep_parameters: leave them gathered from the forward to the backward pass.
         offload: let the cut parameters, gradients and optimizer state wait in the host's memory.
         expert_mesh: what experts are cut over that ``expert.split`` has dealt already; None deals with none.
+
+    Returns:
+        On CPUs what counts the messages; None elsewhere.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
@@ -76,18 +80,23 @@ def shard(
     modules = [*blocks, *([model] if model is not None else [])]
     for module in modules:
         copy_views(module)
-    dealt = {layer for module in modules for layer in mixtures(module).values()} if expert_mesh is not None else set()
+    dealt: dict[Any, None] = {}  # in one order on all ranks
+    if expert_mesh is not None:
+        dealt = dict.fromkeys(layer for module in modules for layer in mixtures(module).values())
     for layer in dealt:
         fully_shard(layer.gate, mesh=mesh, **options)
         fully_shard(layer, mesh=expert_mesh, **options)  # the gate has its own mesh, and what is left are the experts
     for module in modules:
         if module not in dealt:
             fully_shard(module, mesh=mesh, **options)
-    if mesh.device_type == "cpu":
-        sharded: set[Any] = {*modules, *dealt, *(layer.gate for layer in dealt)}
-        for module in sharded:
-            module.set_custom_all_gather(_AllGather())
-            module.set_custom_reduce_scatter(_ReduceScatter())
+    if mesh.device_type != "cpu":
+        return None
+    messages = Messages()
+    sharded: dict[Any, None] = dict.fromkeys([*modules, *dealt, *(layer.gate for layer in dealt)])
+    for number, module in enumerate(sharded):
+        module.set_custom_all_gather(_AllGather(messages, 2 * number))
+        module.set_custom_reduce_scatter(_ReduceScatter(messages, 2 * number + 1))
+    return messages
 
 
 def ungather(model: torch.nn.Module) -> None:
@@ -99,8 +108,31 @@ def ungather(model: torch.nn.Module) -> None:
             module.reshard()
 
 
+class Messages:
+    """A checksum of what a rank gathered and scattered: messages meet by their order, whatever layers they are of."""
+
+    def __init__(self) -> None:
+        self._checksum = 0
+
+    def count(self, *numbers: int) -> None:
+        """Take in a message, or what else must be equal on all ranks."""
+        self._checksum = zlib.crc32(repr(numbers).encode(), self._checksum)
+
+    def differ(self, groups: Iterable[dist.ProcessGroup]) -> bool:
+        """Whether those since the last call differ between ranks; all ranks of the product of ``groups`` call it."""
+        bounds, self._checksum = torch.tensor([self._checksum] * 2), 0
+        for group in groups:
+            of_ranks = bounds.new_empty(2 * group.size())
+            all_gather(of_ranks, bounds, group)
+            bounds = torch.stack([of_ranks[::2].min(), of_ranks[1::2].max()])
+        return bool(bounds[0] != bounds[1])
+
+
 class _Buffers:
     """What ``fully_shard`` asks a collective for besides the call, which has ended when it returns, async or not."""
+
+    def __init__(self, messages: Messages, number: int) -> None:
+        self._messages, self._number = messages, number
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -110,6 +142,7 @@ class _AllGather(_Buffers):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
+        self._messages.count(self._number, input_tensor.numel())
         all_gather(output_tensor, input_tensor, group)
 
 
@@ -122,6 +155,7 @@ class _ReduceScatter(_Buffers):
         op: Any,
         async_op: bool = False,
     ) -> None:
+        self._messages.count(self._number, input_tensor.numel())
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             return
