@@ -176,6 +176,7 @@ class MeshStrategy(Strategy):
                 schedule=mesh.schedule,
                 data_size=self.data_size,
                 exchanges_in_backward=mesh.shard != 1 or mesh.expert != 1,
+                readers=self._group(READERS) if self.data_size > 1 and self._passes_are_collective else None,
             )
         if mesh.expert != 1:
             expert.split(model, self._devices["expert"])

@@ -47,6 +47,7 @@ class Pipeline:
         schedule: one of ``SCHEDULES``.
         data_size: of how many parts a global batch consists, so that ranks of all pipelines cut alike.
         exchanges_in_backward: backward passes leave gradients of other pipelines, too, whose rows count.
+        readers: the ranks of this stage in all pipelines, where they wait for each other in passes; None where not.
 
     Raises:
         ConfigError: the schedule is unknown, or the group has not as many ranks as the model has stages.
@@ -62,6 +63,7 @@ class Pipeline:
         schedule: str = "1f1b",
         data_size: int = 1,
         exchanges_in_backward: bool = False,
+        readers: dist.ProcessGroup | None = None,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {list(SCHEDULES)}")
@@ -75,7 +77,7 @@ class Pipeline:
         self.stage, self.group, self.device = stage, group, device
         self.micro_batches = 1 if schedule == "naive" else micro_batches
         self.schedule, self.data_size = schedule, data_size
-        self._exchanges_in_backward = exchanges_in_backward
+        self._exchanges_in_backward, self._readers = exchanges_in_backward, readers
         self.is_first, self.is_last = stage.index == 0, stage.index == stage.count - 1
         self._mixtures = mixtures(stage.training.module)
         for layer in self._mixtures.values():
@@ -178,7 +180,10 @@ class Pipeline:
         # All tensors of the batch, so that ranks that read none of them know a new shape when there is one.
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in sorted(batch.items()))
         key = training, torch.is_inference_mode_enabled(), micro_rows, shapes
-        if key in self._plans:
+        is_new = torch.tensor(float(key not in self._plans), device=self.device)
+        if self._readers is not None:  # whose batches may have other shapes: the first pass of a new one is of all
+            dist.all_reduce(is_new, dist.ReduceOp.MAX, self._readers)
+        if not is_new:
             self._plans.move_to_end(key)
             plan = self._plans[key]
             plan.runner.objective = objective

@@ -17,6 +17,8 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn import MixtureOfExperts
+from sparkdl.spread_model import SpreadModel
 from sparkdl.strategies import stage_balance
 from sparkdl.strategies.base import open_strategy
 from sparkdl.strategies.pipeline import Pipeline
@@ -353,3 +355,54 @@ def test_what_does_not_go_through_a_pipeline_is_refused_on_every_rank(two):
         assert messages["schedule"] == "schedule='zigzag' is unknown: choose one of ['1f1b', 'gpipe', 'naive']"
         assert messages["number"] == "micro_batches=0 is below 1: give at least 1"
         assert messages["ranks"].startswith("the pipeline has 2 ranks for 3 stages")
+
+
+class Mean(nn.Module):
+    def forward(self, words):
+        return words.mean(1)
+
+
+def words_to_number(*, mixes):
+    mixture = MixtureOfExperts(6, 8, 2, capacity_factor=None, k=1, balance_weight=0.0)
+    middle = mixture if mixes else nn.Linear(6, 6)
+    return nn.Sequential(nn.Embedding(11, 6), Mean(), middle, nn.Linear(6, 1), nn.Flatten(0)).double()
+
+
+LENGTHS = [(3, 3), (3, 5), *((4, length) for length in range(6, 14)), (3, 3), (4, 5)]
+"""Words in a row of each of two readers: more shapes than a pipeline keeps schedules of, and early ones again."""
+
+
+def rows_of_words(step, reader):
+    generator = torch.Generator().manual_seed(10 * step + reader)
+    return {"x": torch.randint(11, (4, LENGTHS[step][reader]), generator=generator), "y": torch.arange(4.0).double()}
+
+
+def uneven_words(strategy, mixes, world):
+    torch.set_num_threads(1)
+    with SpreadModel(strategy, backend="torch") as model:
+        loss = nn.MSELoss()
+        model.build(functools.partial(words_to_number, mixes=mixes), sgd, loss, inputs=["x"], labels=["y"])
+        return [model.step(rows_of_words(step, model.reader.rank)).item() for step in range(len(LENGTHS))]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mixes"),
+    [
+        ("mesh(shard=2, pipeline=2, micro_batches=2)", False),
+        ("mesh(data=2, pipeline=2, micro_batches=2, schedule='gpipe')", True),
+    ],
+)
+def test_readers_that_wait_for_each_other_may_have_batches_of_other_shapes(ranks, strategy, mixes):
+    torch.manual_seed(0)
+    model, losses = words_to_number(mixes=mixes), []
+    optimizer = sgd(model.parameters())
+    for step in range(len(LENGTHS)):
+        parts = [rows_of_words(step, reader) for reader in range(2)]
+        means = torch.cat([model[:2](part["x"]) for part in parts])
+        loss = nn.functional.mse_loss(model[2:](means), torch.cat([part["y"] for part in parts]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for rank in ranks.together(functools.partial(uneven_words, strategy, mixes), 4, "torch"):
+        assert rank == pytest.approx(losses, rel=1e-9)
