@@ -11,6 +11,7 @@ from sparkdl.collective.agree import named_parameters, share_optimizer
 from sparkdl.collective.backends.group import BROADCAST_BYTES, batches_of
 from sparkdl.collective.backends.solo import LocalGradients
 from sparkdl.collective.base import Collective, GradientSync, on_leader
+from sparkdl.collective.gradients.sparse import sparse_parameters
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
@@ -91,9 +92,10 @@ class LocalSGD(AllReduce):
         """
         super()._pass_without_rows(batch, objective)
         self._lacks_rows = True
+        sparse = sparse_parameters(self.model)
         for parameter in self._called or self._parameters:
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = _without_rows(parameter) if parameter in sparse else torch.zeros_like(parameter)
 
     # --- the mean of the models ---------------------------------------------------------------------------------
 
@@ -236,6 +238,12 @@ class LocalSGD(AllReduce):
         """Stop counting."""
         for hook in getattr(self, "_hooks", ()):  # build() may have failed before
             hook.remove()
+
+
+def _without_rows(table: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient of no row, to which another may be added."""
+    rows, values = table.new_empty((1, 0), dtype=torch.int64), table.new_empty((0, *table.shape[1:]))
+    return torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)
 
 
 def check_local_training(strategy: LocalSteps | ServerOptions, config: TrainConfig) -> None:

@@ -12,6 +12,7 @@ import torch
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.spread_model import SpreadModel
 from sparkdl.strategies.base import open_strategy
 from sparkdl.strategies.choice import choice_of
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -112,6 +113,31 @@ def on_a_rank(folder, world):
 @pytest.fixture(scope="module")
 def together(ranks, tmp_path_factory):
     return ranks.together(functools.partial(on_a_rank, tmp_path_factory.mktemp("runs")), 2, "torch")
+
+
+def bags():
+    return torch.nn.Sequential(torch.nn.EmbeddingBag(11, 4, sparse=True), torch.nn.Flatten()).double()
+
+
+def sparse_on_a_rank(world):
+    """Two steps, of which rank 1 has rows in the first alone."""
+    torch.set_num_threads(1)
+    with SpreadModel("local_sgd(every=2)", backend="torch") as spread:
+        optimizer = functools.partial(torch.optim.SparseAdam, lr=0.1)
+        spread.build(bags, optimizer, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        for count in (2, 2 if world.is_leader else 0):
+            spread.step(
+                {"x": torch.arange(11).repeat(2)[: 3 * count].view(count, 3), "y": torch.ones(count, 4).double()}
+            )
+        return spread.state_dict()
+
+
+def test_a_rank_without_rows_steps_sparse_gradients(ranks):
+    state, _ = ranks.together(sparse_on_a_rank, 2, "torch")
+    torch.manual_seed(0)
+    begin = bags().state_dict()["0.weight"]
+    is_trained = (state["model"]["0.weight"] != begin).any(1)
+    assert is_trained.tolist() == [True] * 6 + [False] * 5
 
 
 def alone(strategy="all_reduce", **settings):
