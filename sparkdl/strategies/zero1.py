@@ -125,6 +125,7 @@ class _Dealt(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer, rank: int, ranks: int) -> None:
         self.own, self._rank = optimizer, rank
         self._parts: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+        self._trained: list[bool] = []  # which of the parts moved when the rounds were cut
         self._rounds: list[tuple[list[torch.Tensor], ...]] = []  # what each rank gives at once
         groups, optimizer.param_groups = [dict(group) for group in optimizer.param_groups], []
         super().__init__(groups, optimizer.defaults)  # which adds the groups
@@ -133,18 +134,31 @@ class _Dealt(torch.optim.Optimizer):
         self.state = optimizer.state = defaultdict(dict, states)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add it, and deal its parameters, the largest first, each to the rank that has least so far."""
+        """Add it, and deal its parameters, the largest first, each to the rank that has least so far.
+
+        Those that are trained and those that are frozen are dealt each by themselves, so that all ranks step about as
+        much; a parameter stays with its rank whether it is frozen or thawed later.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        numbers = [sum(param.numel() for param in part) for part in self._parts]
-        for param in sorted(group["params"], key=torch.numel, reverse=True):
-            rank = numbers.index(min(numbers))
-            numbers[rank] += param.numel()
-            self._parts[rank].append(param)
+        for is_trained in (True, False):
+            numbers = [sum(p.numel() for p in part if p.requires_grad == is_trained) for part in self._parts]
+            dealt = [param for param in group["params"] if param.requires_grad == is_trained]
+            for param in sorted(dealt, key=torch.numel, reverse=True):
+                rank = numbers.index(min(numbers))
+                numbers[rank] += param.numel()
+                self._parts[rank].append(param)
         kept = set(self._parts[self._rank])
         self.own.param_groups.append({**group, "params": [param for param in group["params"] if param in kept]})
-        pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in self._parts]
-        self._rounds = list(itertools.zip_longest(*pieces, fillvalue=[]))
+        self._trained = []
+
+    def _cut_rounds(self) -> None:
+        """Cut anew what travels where other parameters are trained than before; all ranks freeze and thaw alike."""
+        trained = [_is_trained(param) for part in self._parts for param in part]
+        if trained != self._trained:
+            moving = [[param for param in part if _is_trained(param)] for part in self._parts]
+            pieces = [_pieces(part, _ROUND_BYTES // len(self._parts)) for part in moving]
+            self._trained, self._rounds = trained, list(itertools.zip_longest(*pieces, fillvalue=[]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step this rank's part with what its groups say by now, and get the other parts."""
@@ -175,6 +189,7 @@ class _Dealt(torch.optim.Optimizer):
     def _share(self) -> None:
         """Give this rank's part to the others, and get theirs."""
         assert dist.group.WORLD is not None
+        self._cut_rounds()
         for of_ranks in self._rounds:
             device = next(param.device for piece in of_ranks for param in piece)
             flat = [_room(piece, device) for piece in of_ranks]
@@ -185,6 +200,11 @@ class _Dealt(torch.optim.Optimizer):
                 if rank != self._rank:
                     for param, values in _places(piece, flat[rank]):
                         param.copy_(values)
+
+
+def _is_trained(param: torch.Tensor) -> bool:
+    """Whether a step may move it: one that was frozen behind the backward pass has a gradient of it."""
+    return param.requires_grad or param.grad is not None
 
 
 def _pieces(params: Iterable[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:

@@ -12,6 +12,7 @@ import torch
 
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.spread_model import SpreadModel
 from sparkdl.strategies import zero1
 from sparkdl.strategies.base import open_strategy
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -137,6 +138,49 @@ def test_a_rank_without_a_parameter_gets_all_the_same(ranks):
     found = ranks.together(more_ranks_than_parameters, 3, "torch")
     assert found[0] == found[1] == found[2]
     assert found[0][1] == 1
+
+
+def ten_layers():
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(10)))
+    net[:6].requires_grad_(False)
+    return net
+
+
+def in_turns(strategy, world):
+    """Bytes that travel in each of three steps of AdamW, behind which layers are frozen and thawed; the weights."""
+    torch.set_num_threads(1)
+    sent = []
+
+    def counting(parts, group):
+        sent[-1] += sum(part.nbytes for part in parts)
+        return give_to_all(parts, group)
+
+    give_to_all = zero1.give_to_all
+    with patch.object(zero1, "give_to_all", counting), SpreadModel(strategy, backend="torch") as model:
+        optimizer = functools.partial(torch.optim.AdamW, lr=0.01)
+        model.build(ten_layers, optimizer, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        layers = model.module
+        for thawed, frozen in ((None, None), (0, 9), (None, 8)):
+            sent.append(0)
+            if thawed is not None:
+                layers[thawed].requires_grad_(True)
+                layers[frozen].requires_grad_(False)
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(world.rank))
+            model.backward({"x": x, "y": x.flip(1)})
+            if thawed is None and frozen is not None:
+                layers[frozen].requires_grad_(False)  # it has a gradient of this step
+            model.optimizer.step()
+            model.optimizer.zero_grad()
+        return sent, [layer.weight.detach().clone() for layer in layers], len(model.optimizer.state)
+
+
+def test_frozen_parameters_do_not_travel_and_those_of_a_rank_are_about_as_many(ranks):
+    copied = ranks.together(functools.partial(in_turns, "all_reduce"), 2, "torch")
+    dealt = ranks.together(functools.partial(in_turns, "zero1"), 2, "torch")
+    for (_, wanted, _), (sent, weights, states) in zip(copied, dealt, strict=True):
+        assert sent == [4 * 256, 4 * 256, 4 * 256]
+        assert all(torch.equal(weight, other) for weight, other in zip(weights, wanted, strict=True))
+        assert states in (2, 3)  # of five layers that were trained
 
 
 def test_one_rank_alone_keeps_its_own_optimizer():
