@@ -128,6 +128,7 @@ class LocalSGD(AllReduce):
             for common, mean in zip(self._common, self._parameters, strict=True):
                 common.grad = common - mean if mean in self._moved else None
             self._outer.step()
+            self._outer.zero_grad(set_to_none=True)
             for parameter, common in zip(self._parameters, self._common, strict=True):
                 parameter.copy_(common)
         self._steps_alone, self._moved, self._is_common = 0, {}, False

@@ -834,15 +834,19 @@ def _not_ranked(costs: ModelCosts, link: Link, ranks: int) -> Iterator[Estimate]
         steps = LOCAL_STEPS[strategy]
         seconds = computing + link.all_reduce(size, ranks) / steps.every
         sent = 2 * size * (ranks - 1) / ranks / steps.every
-        common = size * (2 if steps.outer_momentum else 1)  # the last common model, and the momentum of its steps
+        # What outer steps have: the last common model, and their momentum.
+        common = size * (2 if steps.outer_momentum else 1 if steps.outer_lr != 1 else 0)
         yield _estimate(costs, ranks, strategy, seconds, computing, sent, memory + common)
     # The first rank's link gets all gradients of the others, and then gives them all parameters.
     through_server = 2 * link.send((ranks - 1) * size)
     sent = float((ranks - 1) * size)
-    yield _estimate(costs, ranks, "parameter_server", computing + through_server, computing, sent, memory + size)
+    pushed = ranks * costs.gradient_bytes  # which wait for the server's step, and it takes their mean
+    held = memory + size + pushed + costs.gradient_bytes
+    yield _estimate(costs, ranks, "parameter_server", computing + through_server, computing, sent, held)
     worker = passes + 2 * link.send(size)
     busiest = max(ranks * costs.optimizer_seconds, through_server / 2, worker)  # of a round of all ranks
-    yield _estimate(costs, ranks, "parameter_server(staleness=None)", busiest, computing, sent, memory + size)
+    held = memory + size + pushed
+    yield _estimate(costs, ranks, "parameter_server(staleness=None)", busiest, computing, sent, held)
 
 
 def simulate_copies(costs: ModelCosts, link: Link, ranks: int, *, straggler: float = 1.0) -> float:

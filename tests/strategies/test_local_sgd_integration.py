@@ -191,6 +191,13 @@ def test_a_run_that_stopped_between_two_means_goes_on_exactly(together, strategy
         assert rank[f"resumed {strategy}"]["losses"] == rank[f"undisturbed {strategy}"]["losses"]
 
 
+def test_outer_steps_keep_no_gradient():
+    with SpreadModel("diloco(every=1)") as spread:
+        spread.build(model, OPTIMIZERS["adam"], torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        spread.step({name: tensor[:8] for name, tensor in rows().items()})
+        assert all(common.grad is None for common in spread._strategy._common)
+
+
 def test_the_best_epoch_is_the_one_that_was_validated(together):
     for rank in together:
         best = model()

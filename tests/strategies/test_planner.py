@@ -109,6 +109,8 @@ def test_what_is_not_ranked_is_estimated_and_said():
     assert others["diloco"].seconds == pytest.approx(1.6 + SLOW.all_reduce(4e6, 2) / 64)
     assert others["parameter_server"].seconds == pytest.approx(1.6 + 2 * SLOW.send(4e6))
     assert others["local_sgd"].sent_bytes == 4e6 / 16
+    held = {"local_sgd": 16e6, "diloco": 24e6, "parameter_server": 16e6 + 4e6 + 3 * 4e6}
+    assert {name: others[name].memory_bytes - 1000.0 * 32 for name in held} == held
     assert not rank_strategies(COSTS, SLOW, 1).others
 
 
