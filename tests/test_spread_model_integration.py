@@ -199,6 +199,38 @@ def test_packed_projections_and_vocabularies_are_gathered_whole_and_dealt_out_ag
     torch.testing.assert_close(leader["optimizer"], wanted["optimizer"], **EXACT)
 
 
+class Narrow(torch.nn.Module):
+    """A layer in bfloat16 before one in double precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Linear(3, 8, dtype=torch.bfloat16), torch.nn.Linear(8, 1, dtype=torch.double)]
+        )
+
+    def forward(self, x):
+        first, last = self.layers
+        return last(torch.tanh(first(x.bfloat16()).double()))
+
+
+def clipped_on_a_rank(strategy, world):
+    """What the gradients of this rank's part of the layer in double precision were multiplied by, and by what to be."""
+    torch.set_num_threads(1)
+    with SpreadModel(strategy) as model:
+        model.build(Narrow, steepest, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        model.backward(rows_of(0, world=model.reader)[0])
+        wide = [part.grad for part in model._strategy.parameters() if part.dtype == torch.double]
+        before = [gradient.clone() for gradient in wide]
+        norm = model.clip(0.01)
+        factors = [(gradient / earlier).flatten() for gradient, earlier in zip(wide, before, strict=True)]
+        return torch.cat(factors).tolist(), 0.01 / (norm.item() + 1e-6)
+
+
+def test_gradients_of_all_dtypes_are_clipped_by_one_factor(ranks):
+    (factors, wanted), _ = ranks.together(functools.partial(clipped_on_a_rank, "fsdp"), 2, "torch")
+    assert factors == pytest.approx([wanted] * 9, rel=1e-12)  # a layer of one row, which lies on one rank
+
+
 def test_one_process_alone_needs_no_launcher():
     with SpreadModel("fsdp") as model:
         model.build(double_network, torch.optim.Adam, torch.nn.MSELoss(), inputs=["x"], labels=["y"])

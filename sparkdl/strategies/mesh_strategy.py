@@ -404,7 +404,9 @@ class MeshStrategy(Strategy):
         norm = self.collective.all_reduce(squares, "sum").sqrt() if self.collective.world.size > 1 else squares.sqrt()
         if gradients:
             factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_(gradients, factor.to(gradients[0]))  # which lie on the host where they are offloaded
+            for dtype in {gradient.dtype for gradient in gradients}:
+                scaled = [gradient for gradient in gradients if gradient.dtype == dtype]
+                torch._foreach_mul_(scaled, factor.to(scaled[0]))  # which lie on the host where they are offloaded
         return norm
 
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
@@ -635,6 +637,8 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
             "activation_checkpointing=True computes a block twice, and all blocks of the model have running "
             "statistics, which would count a batch twice: drop that option, or take LayerNorm or GroupNorm"
         )
+    if mesh.shard != 1 and mesh.pipeline == 1:
+        _check_dtypes(mesh, model)
     if mesh.pipeline != 1:
         stage_balance.check_rows_are_independent(model)
     if mesh.expert != 1:
@@ -647,6 +651,24 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
         for parameter in arguments
     ):
         _check_stages(mesh, model, TaskView([parameter.name for parameter in arguments]))
+
+
+def _check_dtypes(mesh: Mesh, model: torch.nn.Module) -> None:
+    """Refuse trained parameters of several dtypes in what is gathered at once: their gradients travel as one tensor.
+
+    Raises:
+        ConfigError: names two of them.
+    """
+    blocks = {parameter: number for number, block in enumerate(blocks_of(model)) for parameter in block.parameters()}
+    firsts: dict[int | None, tuple[str, torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first_name, first = firsts.setdefault(blocks.get(parameter), (name, parameter))
+            if first.dtype != parameter.dtype:
+                raise ConfigError(
+                    f"{first_name!r} is of {first.dtype} and {name!r} of {parameter.dtype}, which strategy='{mesh}' "
+                    "gathers at once: give both one dtype, or choose strategy='all_reduce' or 'zero1'"
+                )
 
 
 def _check_mixture(mesh: Mesh, name: str, layer: MixtureOfExperts) -> None:

@@ -132,6 +132,11 @@ def tied():
             "running statistics",
         ),
         (Mesh(shard=2), sequential(torch.nn.Embedding(4, 2, sparse=True)), "sparse=False"),
+        (
+            Mesh(shard=2),
+            sequential(sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.bfloat16))),
+            "'0.0.weight' is of torch.float32 and '0.1.weight' of torch.bfloat16",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_spread_is_refused_without_ranks(mesh, model, sentence):
