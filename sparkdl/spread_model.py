@@ -147,11 +147,13 @@ class SpreadModel:
 
         Args:
             batch: this rank's rows, as a ``ShardLoader`` gives them; or tensors by name, with perhaps another number of
-                rows on each reader, which the ranks then count.
+                rows on each reader, which the ranks then count. ``local_sgd``, ``diloco`` and a ``parameter_server``
+                with staleness, whose ranks do not wait for each other, weigh such parts alike.
             max_norm: clip the gradient of the whole model to that 2-norm; None does not.
 
         Returns:
-            The loss of the global batch, a scalar in float64, equal on all ranks.
+            The loss of the global batch, a scalar in float64, equal on all ranks. Where ranks do not wait for each
+            other it is this rank's part of it, of which the mean over the ranks is the loss.
         """
         loss = self.backward(batch)
         if max_norm is not None:
@@ -171,12 +173,14 @@ class SpreadModel:
             last: whether the optimizer steps next: gradients are exchanged then. Each step has a last batch.
 
         Returns:
-            The loss of the global batch, whatever its share.
+            The loss of the global batch, as in ``step``, whatever its share.
         """
         self._loss.share = share if self._loss.divides else 1.0
-        loss, _ = self._strategy.step(self._placed(batch), self._loss, last=last)
+        loss, _ = self._strategy.step(self._placed(batch, training=True), self._loss, last=last)
         loss = loss.double()  # which ranks without rows, and stages before the last, have in float32
-        return self._collective.all_reduce(loss, "mean") if self._collective.world.size > 1 else loss
+        if self._collective.world.size == 1 or not self._strategy.steps_together:
+            return loss
+        return self._collective.all_reduce(loss, "mean")
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradient of the whole model to a 2-norm of at most ``max_norm``; return the norm before."""
@@ -252,9 +256,12 @@ class SpreadModel:
             return tensor
         return self._collective.all_reduce(tensor if self._counts else torch.zeros_like(tensor), "sum")
 
-    def _placed(self, batch: BatchLike | Mapping[str, torch.Tensor]) -> BatchLike:
+    def _placed(self, batch: BatchLike | Mapping[str, torch.Tensor], *, training: bool = False) -> BatchLike:
         if isinstance(batch, Mapping) and not hasattr(batch, "global_rows"):
             own_rows = len(next(iter(batch.values())))
+            if training and not self._strategy.steps_together:
+                total = max(own_rows, 1) * self._strategy.data_size
+                return self._place(Batch(batch, rows=own_rows, global_rows=total, weight=float(own_rows > 0)))
             total = int(self._sum_of_rows(torch.tensor(float(own_rows), dtype=torch.float64, device=self._device)))
             if not total:
                 raise ConfigError("a batch has 0 rows on all ranks: leave it out on all of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -127,10 +128,37 @@ def test_local_steps_that_are_averaged_at_once_are_those_of_a_plain_loop(ranks):
     tensors = data()
     evaluated = torch.nn.functional.mse_loss(net(tensors["x"]), tensors["y"]).item()
     leader, other = ranks.together(by_local_steps, 2, "torch")
+    means = [(first + second) / 2 for first, second in zip(leader[0], other[0], strict=True)]
+    assert means == pytest.approx(losses, rel=1e-9)
     for rank in (leader, other):
-        assert rank[0] == pytest.approx(losses, rel=1e-9)
         assert rank[1] == pytest.approx(evaluated, rel=1e-9)
     torch.testing.assert_close(leader[2]["model"], net.state_dict(), **EXACT)
+
+
+def ahead_on_a_rank(strategy, sign, world):
+    """Three steps, which rank 1 begins once rank 0 is through; whether it saw that, and its first loss."""
+    torch.set_num_threads(1)
+    with SpreadModel(strategy, backend="torch") as model:
+        model.build(double_network, steepest, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        rows = {name: tensor[20 * world.rank :] for name, tensor in data().items()}
+        deadline = time.monotonic() + 30
+        while not world.is_leader and not sign.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        was_through = sign.exists()
+        losses = [model.step(rows).item() for _ in range(3)]
+        sign.touch()
+        evaluated = model.evaluate([rows])
+    return was_through, losses[0], evaluated
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd(every=4)", "parameter_server(staleness=None)"])
+def test_a_rank_that_steps_by_itself_waits_for_nobody(ranks, tmp_path, strategy):
+    leader, other = ranks.together(functools.partial(ahead_on_a_rank, strategy, tmp_path / "through"), 2, "torch")
+    assert other[0]
+    torch.manual_seed(0)
+    tensors = data()
+    assert leader[1] == pytest.approx(torch.nn.functional.mse_loss(double_network()(tensors["x"]), tensors["y"]).item())
+    assert leader[2] == other[2]
 
 
 def frozen_behind_an_evaluation(world):

@@ -123,6 +123,7 @@ class Strategy(ABC):
         gradients: what exchanges gradients, once the model is built.
         allows_own_steps: whether a function of the user's own may call ``backward`` and ``optimizer.step()``.
         takes_groups: whether a callback may give the optimizer further groups, of parameters that the model has had.
+        steps_together: whether each optimizer step waits for all ranks.
         text: what ``open_strategy`` was given; a run of ``strategy="auto"`` goes on by it.
         cuts: the modules that stages begin with, where the model is cut into some: a run that goes on cuts alike.
     """
@@ -133,6 +134,7 @@ class Strategy(ABC):
     gradients: GradientSync
     allows_own_steps: bool = False
     takes_groups: bool = False
+    steps_together: bool = True
     text: str = "all_reduce"
     cuts: tuple[str, ...] | None = None
 

@@ -43,6 +43,7 @@ class LocalSGD(AllReduce):
     """
 
     allows_own_steps = False  # such a step may call the optimizer on some ranks more often than on others
+    steps_together = False
 
     def __init__(self, collective: Collective, config: TrainConfig, steps: LocalSteps) -> None:
         super().__init__(collective, config)

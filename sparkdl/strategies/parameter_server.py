@@ -95,6 +95,7 @@ class ParameterServer(Strategy):
     def __init__(self, collective: Collective, config: TrainConfig, options: ServerOptions) -> None:
         check_local_training(options, config)
         self.options = options.filled(collective.world.size)
+        self.steps_together = options.staleness == 0
         self._ranks, self._served = collective, ServedCollective(collective)
         super().__init__(self._served, config)
         self._order = [server for server in range(options.servers) if server != self.data_rank]  # its own answers last
