@@ -234,7 +234,8 @@ class Schedule:
         self._ladder, self._reduction, self._sign = ladder, reduction, -1.0 if maximise else 1.0
         self._values = [{trial.number: trial.values[epochs] for trial in trials if epochs in trial.values}
                         for epochs in ladder]  # fmt: skip
-        self._begun = [set(values) for values in self._values]  # by rung, trials that were sent there
+        failed = {trial.number for trial in trials if trial.failed}
+        self._begun = [failed | set(values) for values in self._values]  # by rung, trials that were sent there
         self._waiting = [trial.number for trial in trials if not trial.values and not trial.failed]
         self._running, self._stopped = 0, False
         self._changed = threading.Condition()

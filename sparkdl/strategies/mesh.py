@@ -88,10 +88,9 @@ class Mesh:
             object.__setattr__(self, "cuts", tuple(self.cuts))
         if self.schedule not in _SCHEDULES:
             raise ConfigError(f"schedule={self.schedule!r} is unknown: choose one of {', '.join(_SCHEDULES)}")
-        if self.micro_batches is not None and self.micro_batches < 1:
-            raise ConfigError(
-                f"micro_batches={self.micro_batches} is below 1: a batch goes through in one part or more"
-            )
+        parts = self.micro_batches
+        if parts is not None and (not isinstance(parts, int) or isinstance(parts, bool) or parts < 1):
+            raise ConfigError(f"micro_batches={parts!r} is no number of parts of a batch: give 1 or more, or None")
         if self.schedule == "naive" and (self.micro_batches or 1) > 1:
             raise ConfigError(
                 f"schedule='naive' sends a whole batch at once, and micro_batches={self.micro_batches}: drop one"

@@ -15,10 +15,10 @@ from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tune import Range, Schedule, Trial, _Search, _settings_of, looks, tune
 
 
-def schedule(count, ladder=(1, 3, 9), maximise=False, seen=()):
+def schedule(count, ladder=(1, 3, 9), maximise=False, seen=(), failed=()):
     trials = [Trial(number=number, settings={}) for number in range(count)]
     for number, values in dict(seen).items():
-        trials[number] = Trial(number=number, settings={}, values=values)
+        trials[number] = Trial(number=number, settings={}, values=values, failed="ended" if number in failed else "")
     return Schedule(ladder, 3, maximise=maximise, trials=trials)
 
 
@@ -64,6 +64,12 @@ def test_a_trial_that_failed_never_goes_on_and_counts_for_nobody():
 def test_a_search_goes_on_with_what_it_has_seen():
     seen = {0: {1: 0.0, 3: 0.0}, 1: {1: 1.0}, 2: {1: 2.0}}
     jobs = walked(schedule(6, seen=seen), lambda number, epochs: float(number))
+    assert jobs == [(3, 1), (4, 1), (5, 1), (1, 3)]
+
+
+def test_a_trial_that_failed_behind_a_look_stays_out_when_the_search_goes_on():
+    seen = {0: {1: 0.0}, 1: {1: 1.0}, 2: {1: 2.0}}
+    jobs = walked(schedule(6, seen=seen, failed=[0]), lambda number, epochs: float(number))
     assert jobs == [(3, 1), (4, 1), (5, 1), (1, 3)]
 
 

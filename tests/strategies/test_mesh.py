@@ -73,6 +73,10 @@ def test_the_last_stage_of_each_pipeline_counts_its_rows():
         (lambda: Mesh(data=0), "data=0 is no number of ranks"),
         (lambda: Mesh(data=None, shard=None), "data and shard are None"),
         (lambda: Mesh(data=2, micro_batches=3), "micro_batches= has nothing to act on with pipeline=1"),
+        *(
+            (functools.partial(choice_of, f"pipeline(micro_batches={parts})"), f"micro_batches={parts} is no number of")
+            for parts in (0, 2.5, True)
+        ),
         (lambda: Mesh(pipeline=2, schedule="zb"), "schedule='zb' is unknown: choose one of 1f1b, gpipe, naive"),
         (lambda: Mesh(pipeline=2, schedule="naive", micro_batches=2), "and micro_batches=2: drop one"),
         (lambda: Mesh(pipeline=2, activation_checkpointing=True), "pipeline=2 cuts them: drop one"),
