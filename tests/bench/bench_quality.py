@@ -114,7 +114,7 @@ What `train` leaves out follows from the number of training rows once they are c
 |---|---|
 | `batch_size` | all ranks together: a 40th of few rows, 64 of some thousand, a 128th of many; 16 to 512 |
 | `epochs` | so many that 600,000 rows are read: 6 to 16, of several classes 22; of few 100,000 in 600 steps, to 60 |
-| `learning_rate` | 0.005 after the warm-up, 0.014 of several classes that accuracy judges; 0.001 for a network of yours |
+| `learning_rate` | 0.005 after the warm-up, 0.014 of several classes that accuracy judges; 0.001 for your own |
 | `warmup_steps` | a twentieth of all steps, 200 at most |
 | `decay` | cosine, to 0 at the last step |
 | `early_stopping_patience` | a quarter of the epochs, 4 at least; the best epoch's weights are kept; 0 never stops |
