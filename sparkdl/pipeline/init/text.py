@@ -24,7 +24,17 @@ from sparkdl.pipeline.init.count import Counted, count_hours, count_values
 from sparkdl.pipeline.init.dates import DateFormat, date_format_of
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
-from sparkdl.pipeline.init.values import TIMES, any_of, ddl, has_commas, nothing_of, strays_of, typed
+from sparkdl.pipeline.init.values import (
+    TIMES,
+    any_of,
+    ddl,
+    has_commas,
+    has_points,
+    has_points_alone,
+    nothing_of,
+    strays_of,
+    typed,
+)
 from sparkdl.pipeline.sources.files import (
     first_lines,
     header_names,
@@ -261,10 +271,13 @@ class CsvRows(_TextRows):
         if nothing is not None:
             options["nullValue"] = nothing
             notes.append(f"{nothing!r} stands where a number is missing")
-        self._comma = any(has_commas(texts.filter(pc.not_equal(texts, nothing or ""))) for texts in values)
+        present = [texts.filter(pc.not_equal(texts, nothing or "")) for texts in values]
+        self._comma = self._sep != "," and any(map(has_commas, present)) and not any(map(has_points, present))
         if self._comma:
             options["locale"] = "de-DE"
             notes.append("numbers have decimal commas, which Spark reads as DECIMAL in this locale")
+            pointed = [name for name, texts in zip(self._names, present, strict=True) if has_points_alone(texts)]
+            notes += [f"the dots of {', '.join(pointed)} are read as decimal points"] if pointed else []
         self.notes["options"] = "; ".join(notes)
         self.source["options"] = options
 

@@ -18,7 +18,18 @@ from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.columns.types import is_text
 from sparkdl.pipeline.init.dates import date_format_of
 
-__all__ = ["TIMES", "any_of", "ddl", "has_commas", "nothing_of", "numbers_of_texts", "strays_of", "typed"]
+__all__ = [
+    "TIMES",
+    "any_of",
+    "ddl",
+    "has_commas",
+    "has_points",
+    "has_points_alone",
+    "nothing_of",
+    "numbers_of_texts",
+    "strays_of",
+    "typed",
+]
 
 _NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
 """Texts that often stand for a value that is not there."""
@@ -28,7 +39,8 @@ _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\
 _SIGNS = "[$€£¥,% ]"
 _WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?%?$"
 _DATE = r"^(\d{4}-\d\d-\d\d|\d{1,2}[/.-]\d{1,2}[/.-]\d{4})([ T].*)?$"
-_COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
+_COMMA = r"^-?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
+_POINT = r"^-?(\d+\.(\d{1,2}|\d{4,})|0\.\d+)$"  # a dot that cannot part thousands
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _NUMBERS = pa.int64(), pa.float64()
 TIMES = pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -56,9 +68,20 @@ def nothing_of(columns: Sequence[pa.Array]) -> str | None:
 
 def has_commas(texts: pa.Array) -> bool:
     """Whether all of them are numbers, and some have a decimal comma that cannot part thousands."""
-    part_thousands = pc.match_substring_regex(texts, _THOUSANDS)
-    decimal = any_of(pc.and_(pc.match_substring(texts, ","), pc.invert(part_thousands)))
+    thousands = pc.match_substring_regex(texts, _THOUSANDS)
+    decimal = any_of(pc.and_(pc.match_substring(texts, ","), pc.invert(thousands)))
     return decimal and bool(pc.all(pc.match_substring_regex(texts, _COMMA)).as_py())
+
+
+def has_points(texts: pa.Array) -> bool:
+    """Whether all of them are numbers, and some have a decimal point that cannot part thousands."""
+    decimal = any_of(pc.match_substring_regex(texts, _POINT))
+    return decimal and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+(\.\d+)?$")).as_py())
+
+
+def has_points_alone(texts: pa.Array) -> bool:
+    """Whether all of them have one dot and three digits behind it, as decimals of one form have, and nothing else."""
+    return len(texts) > 0 and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+\.\d{3}$")).as_py())
 
 
 def typed(
@@ -82,10 +105,11 @@ def typed(
 
 
 def _decimals(column: pa.Array) -> pa.Array | None:
-    """Numbers like 1.234,5; None where some text is none, or none has a dot or a comma."""
+    """Numbers like 1.234,5; None where some text is none, or nothing shows what dots and commas are."""
     texts = column.drop_null()
     if (
         not any_of(pc.match_substring_regex(texts, "[.,]"))
+        or has_points_alone(texts)
         or not pc.all(pc.match_substring_regex(texts, _COMMA)).as_py()
     ):
         return None

@@ -840,7 +840,7 @@ def test_only_a_column_that_is_near_is_suggested(tmp_path):
 def test_decimal_commas_are_numbers(tmp_path):
     lines = ["id;price;pieces;share;text;y"]
     for n in range(200):
-        lines.append(f"{n};{n},5;{n % 9 + 1}.{n:03d};{'NA' if n % 8 == 0 else f'0,{n:03d}'};{n % 7},a;{n % 2}")
+        lines.append(f"{n};{n},5;{n % 9 + 1}.{n:03d},5;{'NA' if n % 8 == 0 else f'0,{n:03d}'};{n % 7},a;{n % 2}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
     done = init(str(tmp_path / "p"), str(tmp_path / "t.csv"))
     source = done.file.spec.source
@@ -855,6 +855,25 @@ def test_decimal_commas_are_numbers(tmp_path):
     source = init(str(tmp_path / "q"), str(tmp_path / "e.csv")).file.spec.source
     assert "locale" not in source.options
     assert "`paid` STRING" in source.schema
+
+
+@pytest.mark.parametrize(
+    ("sep", "pair", "weight", "weights"),
+    [
+        (",", '"{},{}"', "{}.470", "DOUBLE"),  # commas part cells
+        (";", "{},{}", "0.{:03d}", "DOUBLE"),
+        (";", "{},{}", "{}.25", "DOUBLE"),
+        (";", "{},{}", "{}.470", "DOUBLE"),
+        (";", "{},{}", "{}.470,5", "DECIMAL(22,4)"),
+    ],
+)
+def test_dots_part_thousands_only_where_nothing_says_that_they_are_decimal_points(tmp_path, sep, pair, weight, weights):
+    rows = [[n, pair.format(n % 9, n % 7), weight.format(n % 8 + 1), n % 2] for n in range(200)]
+    file = csv_of(tmp_path / "t.csv", [["id", "seats", "weight", "y"], *rows], sep)
+    done = init(str(tmp_path / "p"), file, now=NOW)
+    assert f"`weight` {weights}" in done.file.spec.source.schema
+    said = "the dots of weight are read as decimal points" in (tmp_path / "p" / "p.yaml").read_text()
+    assert said == (sep == ";" and weight == "{}.470")
 
 
 def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
