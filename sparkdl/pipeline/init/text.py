@@ -12,7 +12,8 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -148,6 +149,7 @@ class CsvRows(_TextRows):
             raise DataError(f"{self._files[0]} is written in UTF-16: save it as CSV in UTF-8")
         self._encoding, _ = _encoding_of([head])
         self._other_lengths: list[int] = []
+        self._escape: str | Literal[False] = False
         self._date_formats: dict[str, DateFormat] = {}
         lines = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
         self._sep = _separator_of(lines)
@@ -165,6 +167,8 @@ class CsvRows(_TextRows):
         parts_of_files = list(self._blocks())
         self._encoding, self._unreadable = _encoding_of([data for _, data, _ in parts_of_files])
         blocks = [(file, self._parsed(data, begins)) for file, data, begins in parts_of_files]
+        if any(b"\\" in data for _, data, _ in parts_of_files):
+            blocks = self._with_escapes(parts_of_files, blocks)
         texts = pa.concat_tables([block for _, block in blocks])
         if len(self._other_lengths) > texts.num_rows:
             length, lines = Counter(self._other_lengths).most_common(1)[0]
@@ -191,7 +195,21 @@ class CsvRows(_TextRows):
             count = int(fits[block_start : block_start + block.num_rows].sum())
             parts.append(self._with_partitions(rows.slice(start, count), file))
             start, block_start = start + count, block_start + block.num_rows
-        return self._as_sample(parts)
+        sample = self._as_sample(parts)
+        skipped = len(self._other_lengths)
+        passed_over = f"; {count_of(skipped, 'line')} of another number of cells passed over" if skipped else ""
+        return replace(sample, coverage=sample.coverage + passed_over)
+
+    def _with_escapes(
+        self, parts: Sequence[tuple[str, bytes, bool]], blocks: list[tuple[str, pa.Table]]
+    ) -> list[tuple[str, pa.Table]]:
+        """The blocks with backslashes before quotes that are part of a value, if fewer lines are passed over so."""
+        lengths, self._other_lengths, self._escape = self._other_lengths, [], "\\"
+        escaped = [(file, self._parsed(data, begins)) for file, data, begins in parts] if lengths else []
+        if len(self._other_lengths) < len(lengths):
+            return escaped
+        self._other_lengths, self._escape = lengths, False
+        return blocks
 
     def _dated(self, rows: pa.Table) -> pa.Table:
         """The rows with dates of texts that are written with the day or the month first: Spark takes one format."""
@@ -231,7 +249,9 @@ class CsvRows(_TextRows):
                 pacsv.ReadOptions(
                     column_names=self._names, skip_rows=int(begins and self._headed), block_size=_WHOLE * 2
                 ),
-                pacsv.ParseOptions(delimiter=self._sep, newlines_in_values=True, invalid_row_handler=skip),
+                pacsv.ParseOptions(
+                    delimiter=self._sep, newlines_in_values=True, invalid_row_handler=skip, escape_char=self._escape
+                ),
                 pacsv.ConvertOptions(
                     column_types=dict.fromkeys(self._names, pa.string()), null_values=[""], strings_can_be_null=True
                 ),
@@ -259,7 +279,10 @@ class CsvRows(_TextRows):
         if self._encoding != "utf-8":
             options["encoding"] = self._encoding
         values = [column.combine_chunks().drop_null() for column in cells.columns]
-        if any('"' in name for name in self._names) or any(any_of(pc.match_substring(texts, '"')) for texts in values):
+        odd = any('"' in name for name in self._names) or any(
+            any_of(pc.match_substring_regex(texts, r'["\\]')) for texts in values
+        )
+        if odd and not self._escape:  # Spark's own is the backslash
             options["escape"] = '"'
         if any(any_of(pc.match_substring_regex(texts, r"[\r\n]")) for texts in values):
             options["multiLine"] = True
@@ -293,7 +316,8 @@ class CsvRows(_TextRows):
                         block_size=1 << 24,
                     ),
                     pacsv.ParseOptions(
-                        delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip"
+                        delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip",
+                        escape_char=self._escape,
                     ),
                     pacsv.ConvertOptions(
                         column_types=dict.fromkeys(names, pa.string()), include_columns=names or self._names[:1],

@@ -444,6 +444,24 @@ def test_a_byte_that_is_no_utf_8_does_not_change_the_encoding_of_the_others(tmp_
     assert "1 character not of UTF-8 read as \ufffd" in (tmp_path / "p" / "p.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("note", "options", "skipped"),
+    [
+        (r'"size {0} \"big, red\" one"', {"enforceSchema": False}, 0),
+        (r'"C:\data{0}\"', {"enforceSchema": False, "escape": '"'}, 0),
+        ('"a ""b, c"" {0}"', {"enforceSchema": False, "escape": '"'}, 0),
+        ("plain {0}", {"enforceSchema": False}, 3),
+    ],
+)
+def test_backslashes_in_quotes_are_escapes_only_where_lines_need_them(tmp_path, note, options, skipped):
+    rows = [[n, note.format(n % 5), n % 7 / 2, n % 2] for n in range(200)]
+    file = csv_of(tmp_path / "t.csv", [["id", "note", "x", "y"], *rows, *[[1, 2, 3, 4, 5]] * skipped])
+    done = init(str(tmp_path / "p"), file, now=NOW)
+    assert done.file.spec.source.options == options
+    assert done.file.spec.source.key == ("id",)
+    assert done.coverage == "all 200 rows" + ("; 3 lines of another number of cells passed over" if skipped else "")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf_16_is_refused_in_one_sentence(tmp_path, encoding):
     (tmp_path / "t.csv").write_bytes("id,x,y\n1,2,0\n2,3,1\n".encode(encoding))
