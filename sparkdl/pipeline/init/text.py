@@ -292,7 +292,7 @@ class CsvRows(_TextRows):
             number = count_of(self._unreadable, "character")
             notes.append(f"{number} not of UTF-8 read as \ufffd: write the file again, or name its encoding")
         if nothing is not None:
-            options["nullValue"] = nothing
+            options["nullValue"] = options["emptyValue"] = nothing  # else "" in quotes is no number for Spark
             notes.append(f"{nothing!r} stands where a number is missing")
         present = [texts.filter(pc.not_equal(texts, nothing or "")) for texts in values]
         self._comma = self._sep != "," and any(map(has_commas, present)) and not any(map(has_points, present))

@@ -46,8 +46,12 @@ _NUMBERS = pa.int64(), pa.float64()
 TIMES = pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
 TYPES = (*_NUMBERS, pa.bool_(), *TIMES)
 """The types that a column of texts may have, the narrowest first."""
-_ARROW_ALONE = r"^[-+]?(0[\dxX][^-]*$|(?i:inf))|[ T]\d\d$"
-"""What Arrow reads as numbers and times and Spark does not: 0x1F, inf, 2026-03-01 05; and codes such as 0815."""
+_ARROW_ALONE = (
+    r"^[-+]?(0[\dxX][^-]*$|(?i:inf))|^([-+](?i:nan)|(?i:nan)\(|n[aA][nN]|NA[nN]|Nan)"
+    r"|[ T]\d\d$|[ T]\d\d:\d\d([zZ]|[-+]\d\d(:?\d\d)?)$"
+)
+"""What Arrow reads as numbers and times and Spark does not: 0x1F, inf, nan, 2026-03-01 05, 2026-03-01T05:00Z; and codes
+such as 0815."""
 
 
 def any_of(mask: Any) -> bool:

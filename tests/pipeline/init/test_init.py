@@ -412,11 +412,34 @@ def test_a_csv_file_is_read_as_it_is_written(tmp_path):
     source = done.file.spec.source
     assert source.options == {
         "sep": ";", "enforceSchema": False, "encoding": "ISO-8859-1", "escape": '"', "nullValue": "NA",
+        "emptyValue": "NA",
     }  # fmt: skip
     assert source.schema == "`id` BIGINT, `zip` STRING, `amount` DOUBLE, `when` TIMESTAMP, `said` STRING, `y` BIGINT"
     assert features_of(done)["zip"] == Category()
     assert features_of(done)["amount"] == Number(missing_indicator=True)
     assert source.time == "when"
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("at", ["2026-03-{:02d}T05:00Z", "2026-03-{:02d} 05:00+01:00"])
+def test_times_with_a_zone_and_no_seconds_are_texts_since_spark_reads_none(tmp_path, kind, at):
+    rows = [{"id": n, "at": at.format(n % 28 + 1), "x": n % 7 / 2, "y": n % 2} for n in range(200)]
+    lines = [",".join(map(str, row)) for row in [list(rows[0]), *(row.values() for row in rows)]]
+    (tmp_path / f"t.{kind}").write_text("\n".join(lines if kind == "csv" else map(json.dumps, rows)))
+    done = init(str(tmp_path / "p"), str(tmp_path / f"t.{kind}"), now=NOW)
+    assert "`at` STRING" in done.file.spec.source.schema
+    assert done.file.spec.source.time == "at"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("NaN", "DOUBLE"), ("nan", "STRING"), ("NAN", "STRING"), ("-nan(ind)", "STRING")]
+)
+def test_a_nan_that_spark_does_not_read_makes_texts(tmp_path, text, kind):
+    rows = [[n, "NA" if n % 9 == 0 else n % 5, "NA" if n % 8 == 0 else n % 7, n % 2] for n in range(200)]
+    rows = [[*row[:-1], text if n % 7 == 0 else n / 8, row[-1]] for n, row in enumerate(rows)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "a", "b", "c", "y"], *rows]), now=NOW)
+    assert f"`c` {kind}" in done.file.spec.source.schema
+    assert done.file.spec.source.options["nullValue"] == "NA"
 
 
 def csv_of_towns(file, encode):
@@ -862,7 +885,9 @@ def test_decimal_commas_are_numbers(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(lines))
     done = init(str(tmp_path / "p"), str(tmp_path / "t.csv"))
     source = done.file.spec.source
-    assert source.options == {"sep": ";", "enforceSchema": False, "nullValue": "NA", "locale": "de-DE"}
+    assert source.options == {
+        "sep": ";", "enforceSchema": False, "nullValue": "NA", "emptyValue": "NA", "locale": "de-DE",
+    }  # fmt: skip
     assert source.schema == (
         "`id` BIGINT, `price` DECIMAL(22,4), `pieces` DECIMAL(22,4), `share` DECIMAL(22,4), `text` STRING, `y` BIGINT"
     )
