@@ -26,6 +26,7 @@ from sparkdl.pipeline.init.dates import DateFormat, date_format_of
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
 from sparkdl.pipeline.init.values import (
+    PLACES,
     TIMES,
     any_of,
     ddl,
@@ -298,7 +299,9 @@ class CsvRows(_TextRows):
         self._comma = self._sep != "," and any(map(has_commas, present)) and not any(map(has_points, present))
         if self._comma:
             options["locale"] = "de-DE"
-            notes.append("numbers have decimal commas, which Spark reads as DECIMAL in this locale")
+            notes.append(
+                f"numbers have decimal commas, which Spark reads as DECIMAL in this locale, rounded to {PLACES} places"
+            )
             pointed = [name for name, texts in zip(self._names, present, strict=True) if has_points_alone(texts)]
             notes += [f"the dots of {', '.join(pointed)} are read as decimal points"] if pointed else []
         self.notes["options"] = "; ".join(notes)

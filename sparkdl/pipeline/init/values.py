@@ -19,6 +19,7 @@ from sparkdl.columns.types import is_text
 from sparkdl.pipeline.init.dates import date_format_of
 
 __all__ = [
+    "PLACES",
     "TIMES",
     "any_of",
     "ddl",
@@ -33,8 +34,9 @@ __all__ = [
 
 _NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
 """Texts that often stand for a value that is not there."""
-_DIGITS, _PLACES = 18, 4
-"""Before the comma of numbers that are read as decimals, and the least behind it: rows not seen may have more."""
+_PRECISION, PLACES = 38, 18
+"""Digits of numbers that are read as decimals, the most that Spark has, and the least behind the comma: rows not seen
+may have more, which Spark rounds."""
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _SIGNS = "[$€£¥,% ]"
 _WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?%?$"
@@ -118,9 +120,11 @@ def _decimals(column: pa.Array) -> pa.Array | None:
     ):
         return None
     plain = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
-    decimals = [len(text.partition(".")[2]) for text in pc.unique(plain.drop_null()).to_pylist()]
-    scale = max(_PLACES, *decimals)
-    return plain.cast(pa.decimal128(_DIGITS + scale, scale))
+    parts = [text.lstrip("-").partition(".") for text in pc.unique(plain.drop_null()).to_pylist()]
+    scale = max(PLACES, *(len(places) for _, _, places in parts))
+    if max(len(whole) for whole, _, _ in parts) > _PRECISION - scale:
+        return None
+    return plain.cast(pa.decimal128(_PRECISION, scale))
 
 
 def _as_its_type(column: pa.Array, kinds: Sequence[pa.DataType] = TYPES) -> pa.Array:

@@ -889,7 +889,8 @@ def test_decimal_commas_are_numbers(tmp_path):
         "sep": ";", "enforceSchema": False, "nullValue": "NA", "emptyValue": "NA", "locale": "de-DE",
     }  # fmt: skip
     assert source.schema == (
-        "`id` BIGINT, `price` DECIMAL(22,4), `pieces` DECIMAL(22,4), `share` DECIMAL(22,4), `text` STRING, `y` BIGINT"
+        "`id` BIGINT, `price` DECIMAL(38,18), `pieces` DECIMAL(38,18), `share` DECIMAL(38,18), `text` STRING, "
+        "`y` BIGINT"
     )
     assert isinstance(features_of(done)["price"], Number)
     assert features_of(done)["share"].missing_indicator
@@ -901,13 +902,30 @@ def test_decimal_commas_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("price", "kind"),
+    [
+        ("{},5", "DECIMAL(38,18)"),
+        ("10000000000000000{:03d},5", "DECIMAL(38,18)"),
+        ("0,00000000000115683010706{:03d}", "DECIMAL(38,26)"),
+        ("100000000000000000{:03d},5", "STRING"),
+        ("-10000000000{:03d},00000000000115683010706{:03d}", "STRING"),
+    ],
+)
+def test_decimal_commas_have_room_for_the_places_of_rows_not_seen_or_stay_texts(tmp_path, price, kind):
+    rows = [[n, price.format(n, n), f"{n},5", n % 2] for n in range(200)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "price", "x", "y"], *rows], ";"), now=NOW)
+    assert f"`price` {kind}, `x` DECIMAL(38,18)" in done.file.spec.source.schema
+    assert "rounded to 18 places" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+@pytest.mark.parametrize(
     ("sep", "pair", "weight", "weights"),
     [
         (",", '"{},{}"', "{}.470", "DOUBLE"),  # commas part cells
         (";", "{},{}", "0.{:03d}", "DOUBLE"),
         (";", "{},{}", "{}.25", "DOUBLE"),
         (";", "{},{}", "{}.470", "DOUBLE"),
-        (";", "{},{}", "{}.470,5", "DECIMAL(22,4)"),
+        (";", "{},{}", "{}.470,5", "DECIMAL(38,18)"),
     ],
 )
 def test_dots_part_thousands_only_where_nothing_says_that_they_are_decimal_points(tmp_path, sep, pair, weight, weights):
