@@ -24,7 +24,7 @@ from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, coun
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.files import partition_scalar, partition_types, partition_values
-from sparkdl.pipeline.sources.parquet_times import check_types, schema_of, times_of_spark
+from sparkdl.pipeline.sources.parquet_times import check_alike, check_types, schema_of, times_of_spark
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -186,12 +186,15 @@ class ParquetRows(Rows):
     def _groups(self) -> dict[int, list[int]]:
         """Rows of each row group of each file, by its number in the list; of some where there are very many."""
         step = max(1, -(-len(self._files) // _FOOTERS))
-        rows_by_group = {}
+        rows_by_group, schemas = {}, {}
         for index in range(0, len(self._files), step):
             with self._files[index].opened() as file:
                 facts = file.metadata
+                schemas[self._files[index].storage.uri] = schema_of(facts)
                 check_types(schema_of(facts), self._files[index].storage.uri)
                 rows_by_group[index] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
+        if self.source["kind"] == "parquet":  # files of a Delta table may be older than its columns' types
+            check_alike(schemas)
         return rows_by_group
 
     def sample(self) -> Sample:

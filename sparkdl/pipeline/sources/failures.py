@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkdl.compat.spark_errors import jar_error, told_by_java
-from sparkdl.errors import ConfigError, DataError, SparkdlError
+from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.storage import outage_error, store_error
 
 __all__ = ["source_errors"]
@@ -22,6 +22,7 @@ _CAUSE = re.compile(r"Caused by: ([\w.$]+): (.+?)(?=\n\s+at |\nCaused by: |\Z)",
 _FIRST = re.compile(r"(?:An error occurred while calling \S+\s+: [\w.$]+: )?(.+)")
 _HEADER = re.compile(r"Header: (.*)\n Schema: (.*)\n")
 _LENGTHS = re.compile(r"Header length: (\d+), schema size: (\d+)")
+_TWO_TYPES = re.compile(r'Failed to merge incompatible data types "?(.+?)"? and "?(.+?)"?\.')
 _GONE = re.compile(r"FILE_NOT_EXIST|FileNotFound|PATH_NOT_FOUND|does not exist")
 _FORMAT = re.compile(r"Failed to find (?:the )?data source: ([\w.$-]+?)\.? ")
 _DATABASE = "org.apache.spark.sql.execution.datasources.jdbc."
@@ -40,6 +41,7 @@ def source_errors(listed: bool = True) -> Iterator[None]:
 
     Raises:
         DataError: a file is gone or is not what the source says it is, or a value of a database fits no type of Spark.
+        SchemaError: a column is of one type in a file and of another in the next.
         StorageError: a database does not answer as it is asked.
         StoreUnavailableError: where the source lies nobody answers.
         ConfigError: the session does not know the format, lacks a database's driver, or has a JAR of another Spark.
@@ -58,6 +60,13 @@ def _ours(error: Exception, listed: bool) -> SparkdlError | None:
     text = told_by_java(error)
     if _KIND.search(text):
         return _of_file(text, listed)
+    if "CANNOT_MERGE_SCHEMAS" in text:
+        types = _TWO_TYPES.search(text)
+        shown = f", {types[1]} and {types[2]}" if types else ""
+        return SchemaError(
+            f"a column of the source's files is of two types{shown}, which Spark does not read together: write the one "
+            "as the other"
+        )
     unknown = _FORMAT.search(text)
     if unknown:
         return ConfigError(

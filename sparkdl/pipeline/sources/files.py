@@ -27,6 +27,7 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
 from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, rows_by_window
 from sparkdl.pipeline.sources.parquet_times import (
+    check_alike,
     check_types,
     in_microseconds,
     microseconds,
@@ -135,7 +136,7 @@ class ParquetFiles(_Files):
             schemas = _schemas_of(snapshot)
         except (DataError, StorageError):  # Spark says which file cannot be read
             schemas = {}
-        nanoseconds = nanosecond_columns(schemas)
+        nanoseconds = self._nanosecond_columns(schemas)
         if not nanoseconds:
             return reader.parquet(*files)
         with nanoseconds_as_numbers(spark):
@@ -145,13 +146,19 @@ class ParquetFiles(_Files):
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """Those of the first and the last files; of all, where times are in nanoseconds."""
         schemas = _schemas_of(snapshot)
-        nanosecond_columns(schemas)
+        self._nanosecond_columns(schemas)
         types: dict[str, pa.DataType | None] = {}
         for file, schema in schemas.items():
             check_types(schema, file)
             for field in schema:
                 types.setdefault(field.name, microseconds(field.type))
         return Columns(types={**types, **partition_types(list(snapshot.files))})
+
+    def _nanosecond_columns(self, schemas: Mapping[str, pa.Schema]) -> dict[str, str | None]:
+        """The columns in nanoseconds, once it is clear that Spark merges the files."""
+        if str(self.section.options.get("mergeSchema", True)).lower() == "true":
+            check_alike(schemas)
+        return nanosecond_columns(schemas)
 
     def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
         """The rows of each window, as the footers tell them."""

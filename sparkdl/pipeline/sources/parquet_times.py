@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "check_alike",
     "check_types",
     "in_microseconds",
     "microseconds",
@@ -32,6 +33,10 @@ __all__ = [
 
 _AS_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
 _NO_ZONES = "spark.sql.parquet.inferTimestampNTZ.enabled"
+_ALIKE = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.large_string(): pa.string(),
+}  # fmt: skip
+_PLAIN = frozenset((*_ALIKE, *_ALIKE.values(), pa.int8(), pa.float32(), pa.float64(), pa.bool_(), pa.date32()))
 
 
 def schema_of(footer: Any) -> pa.Schema:
@@ -56,6 +61,28 @@ def check_types(schema: pa.Schema, file: str) -> None:
             raise SchemaError(
                 f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
             )
+
+
+def check_alike(schemas: Mapping[str, pa.Schema]) -> None:
+    """Refuse files in which a column is of two types that Spark does not merge, such as int64 and double.
+
+    Args:
+        schemas: of each file.
+
+    Raises:
+        SchemaError: names the column, both types and a file of each.
+    """
+    first: dict[str, tuple[str, pa.DataType]] = {}
+    for file, schema in schemas.items():
+        for field in schema:
+            if (kind := _of_spark(field.type)) is None:
+                continue
+            first_file, first_kind = first.setdefault(field.name, (file, kind))
+            if kind != first_kind:
+                raise SchemaError(
+                    f"the column {field.name!r} is {schemas[first_file].field(field.name).type} in {first_file} and "
+                    f"{field.type} in {file}, which Spark does not read together: write the one as the other"
+                )
 
 
 def nanosecond_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, str | None]:
@@ -128,6 +155,16 @@ def times_of_spark(rows: pa.Table) -> pa.Table:
 
 def _nanoseconds(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _of_spark(kind: pa.DataType) -> pa.DataType | None:
+    """The plain type that Spark makes of one, times and decimals without what it merges; None of others."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if pa.types.is_decimal(kind):
+        return pa.decimal256(76, kind.scale)
+    return _ALIKE.get(kind, kind) if kind in _PLAIN else None
 
 
 def _leaves(kind: pa.DataType) -> Sequence[pa.DataType]:

@@ -7,10 +7,13 @@ import gzip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.init import init
 from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.files import columns_of_ddl, header_names
 from sparkdl.tables.table import Table
 
@@ -34,6 +37,41 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("nothing of the kind")
     with pytest.raises(DataError, match=r"rows\.parquet is no Parquet file"):
         found(f"{{kind: parquet, path: {tmp_path}}}")
+
+
+INT = pa.array([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("later", "types"),
+    [
+        (pa.array([1.0, None]), "int64 in .*a.parquet and double in .*b.parquet"),
+        (INT.cast(pa.int32()), "int64 in .*a.parquet and int32 in .*b.parquet"),
+        (INT.cast(pa.string()), "int64 in .*a.parquet and string in .*b.parquet"),
+        (INT.cast(pa.uint32()), ""),
+        (INT.dictionary_encode(), ""),
+    ],
+)
+def test_a_column_of_two_types_is_refused_before_spark_fails_at_it(tmp_path, later, types):
+    pq.write_table(pa.table({"x": [0.5, 1.5], "c": INT, "y": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [0.5, 1.5], "c": later, "y": [0, 1]}), tmp_path / "b.parquet")
+    unmerged = f"{{kind: parquet, path: {tmp_path}, options: {{mergeSchema: false}}}}"
+    assert found(unmerged).types["c"] == pa.int64()
+    if not types:
+        assert found(f"{{kind: parquet, path: {tmp_path}}}").types["c"] == pa.int64()
+        return
+    for look in (lambda: found(f"{{kind: parquet, path: {tmp_path}}}"), lambda: init(f"{tmp_path}/p", str(tmp_path))):
+        with pytest.raises(SchemaError, match=f"the column 'c' is {types}, which Spark does not read together: write"):
+            look()
+
+
+def test_what_spark_says_of_columns_that_it_cannot_merge_is_one_sentence():
+    said = (
+        "[CANNOT_MERGE_SCHEMAS] Failed merging schemas:\nCaused by: x.SparkException: [CANNOT_MERGE_INCOMPATIBLE_DATA_"
+        'TYPE] Failed to merge incompatible data types "INT" and "BIGINT". Please check the data types'
+    )
+    with pytest.raises(SchemaError, match="is of two types, INT and BIGINT, which Spark does not"), source_errors():
+        raise PySparkException(said)
 
 
 def test_columns_of_a_version_of_a_delta_table(tmp_path):
