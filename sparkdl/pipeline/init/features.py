@@ -147,7 +147,7 @@ def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tu
 
 
 def _number(profile: Profile) -> tuple[dict[str, Any], str]:
-    integer = pa.types.is_integer(profile.type)
+    integer = profile.is_whole
     repeated = profile.present / max(1, profile.distinct)
     if integer and looks_like_an_id(profile.name):
         if repeated < 2:

@@ -58,6 +58,11 @@ class Profile:
     values: pa.Array = field(default_factory=lambda: pa.nulls(0), repr=False)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the type has no fractions, as integers and decimals without places."""
+        return bool(pa.types.is_integer(self.type) or (pa.types.is_decimal(self.type) and self.type.scale == 0))
+
+    @property
     def present(self) -> int:
         """Rows with a value."""
         return self.rows - self.missing

@@ -132,7 +132,7 @@ def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Lab
 
 
 def _tells_apart(profile: Profile) -> bool:
-    return profile.kind == "text" or (profile.kind == "number" and pa.types.is_integer(profile.type))
+    return profile.kind == "text" or (profile.kind == "number" and profile.is_whole)
 
 
 def _is_unique(profile: Profile) -> bool:

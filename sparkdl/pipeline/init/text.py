@@ -381,6 +381,8 @@ def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        if all(value is None or type(value) is int for value in values):  # of more than 64 bits
+            return pa.array([None if value is None else str(value) for value in values])
         return pa.nulls(len(values), pa.struct([]))
 
 

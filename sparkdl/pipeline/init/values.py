@@ -138,6 +138,8 @@ def _as_its_type(column: pa.Array, kinds: Sequence[pa.DataType] = TYPES) -> pa.A
         try:
             values = column.cast(kind)
         except pa.ArrowInvalid:
+            if kind == pa.int64() and pc.all(pc.match_substring_regex(texts, r"^[-+]?\d+$")).as_py():
+                return column  # ids beyond 64 bits, of which DOUBLE makes one of two
             continue
         return values.cast(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else values
     return column

@@ -303,6 +303,25 @@ def test_a_key_is_counted_over_all_rows_and_not_guessed_from_a_sample(tmp_path, 
     assert "there are too many to count them all" in (tmp_path / "p3" / "p3.yaml").read_text()
 
 
+@pytest.mark.parametrize("kind", ["csv", "json", "decimal", "text"])
+def test_ids_beyond_64_bits_are_the_key_and_no_numbers(tmp_path, kind):
+    ids = [98765432109876500000 + 7 * n for n in range(200)]
+    file = tmp_path / f"t.{kind if kind in ('csv', 'json') else 'parquet'}"
+    rows = [{"order_id": number, "x": n % 9 / 2, "y": n % 2} for n, number in enumerate(ids)]
+    if kind == "csv":
+        csv_of(file, [list(rows[0]), *(row.values() for row in rows)])
+    elif kind == "json":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        typed = pa.array(ids, pa.decimal128(38, 0)) if kind == "decimal" else pa.array(map(str, ids))
+        pq.write_table(pa.table({**pa.Table.from_pylist([{**row, "order_id": 0} for row in rows]).to_pydict(),
+                                 "order_id": typed}), file)  # fmt: skip
+    done = init(str(tmp_path / "p"), str(file), now=NOW)
+    assert done.file.spec.source.key == ("order_id",)
+    assert list(features_of(done)) == ["x"]
+    assert done.file.spec.transform is None
+
+
 def test_two_columns_tell_rows_apart_together(tmp_path):
     days = np.repeat(np.arange("2026-01-01", "2026-03-02", dtype="datetime64[D]"), 5)
     rows = {"customer_id": np.tile(np.arange(5), 60), "day": days, "x": np.random.default_rng(0).normal(size=300)}
