@@ -39,6 +39,15 @@ _MOST_WINDOWS, _LEAST_WINDOWS = 2000, 5
 _TRIED, _PAIRS = 4, 20
 
 
+_AS_NUMBERS = (
+    ("yyyymmdd", 19000101, 21001231, "to_date(cast({} AS STRING), 'yyyyMMdd')"),
+    ("seconds since 1970", 946_684_800, 4_102_444_800, "timestamp_seconds({})"),
+    ("milliseconds since 1970", 946_684_800_000, 4_102_444_800_000, "timestamp_millis({})"),
+    ("microseconds since 1970", 946_684_800_000_000, 4_102_444_800_000_000, "timestamp_micros({})"),
+)
+"""How whole numbers stand for times: in words, the least and the greatest, the SQL that makes times of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Key:
     """The columns that tell rows apart; none where there are no such."""
@@ -161,11 +170,13 @@ def find_time(
         count: counts all rows by the hour in a column, None where there are too many; None if the sample is the table.
     """
     candidates: list[tuple[tuple[bool, bool, int], When]] = []
-    why = []
+    why, numbers = [], []
     for index, profile in enumerate(profiles.values()):
         if profile.name == label or not profile.present:
             continue
         divided = profile.name in partitions
+        if hint := _of_numbers(profile):
+            numbers.append(hint)
         if profile.kind != "when" and not (divided and _names_days(profile)) and not _is_dated(profile):
             continue
         when = _windows(profile, divided, count)
@@ -175,7 +186,32 @@ def find_time(
             candidates.append(((not divided, not _WHEN.search(profile.name), index), when))
     if candidates:
         return min(candidates, key=lambda candidate: candidate[0])[1]
-    return When(why="; ".join(why)) if why else When()
+    parts = {name.lower(): quoted(name) for name in partitions}
+    if {"year", "month", "day"} <= parts.keys():
+        sql = f"make_date({parts['year']}, {parts['month']}, {parts['day']})"
+        numbers.append(_written_as("year, month and day are folders", sql))
+    reasons = [*numbers[:1], *why]
+    return When(why="; ".join(reasons)) if reasons else When()
+
+
+def _of_numbers(profile: Profile) -> str:
+    """What there is to do about a column of times that are written as whole numbers; empty for any other."""
+    if not profile.integers or not _WHEN.search(profile.name) or looks_like_an_id(profile.name):
+        return ""
+    column = quoted(profile.name) if profile.is_whole else f"cast({quoted(profile.name)} AS BIGINT)"
+    for form, low, high, sql in _AS_NUMBERS:
+        if low <= profile.low and profile.high <= high:
+            dated = all(1 <= value // 100 % 100 <= 12 and 1 <= value % 100 <= 31 for value, _ in profile.top)
+            return (
+                _written_as(f"{profile.name} looks like {form}", sql.format(column))
+                if dated or form != "yyyymmdd"
+                else ""
+            )
+    return ""
+
+
+def _written_as(what: str, sql: str) -> str:
+    return f"{what}: with source.kind=sql, {sql} makes a column for source.time"
 
 
 def _names_days(profile: Profile) -> bool:

@@ -409,6 +409,38 @@ def test_names_of_partition_folders_are_dates_times_numbers_or_texts(tmp_path, v
     assert partition_types([str(path) for path in tmp_path.glob("t/*/*")]) == {"part": kind}
 
 
+@pytest.mark.parametrize(
+    ("times", "hint"),
+    [
+        (
+            [20260101 + n % 28 for n in range(200)],
+            "created_at looks like yyyymmdd: with source.kind=sql, to_date(cast(`",
+        ),
+        (
+            [1767225600 + 8640 * n for n in range(200)],
+            "created_at looks like seconds since 1970: with source.kind=sql, times",
+        ),
+        ([1767225600000 + 8640 * n for n in range(200)], "created_at looks like milliseconds since 1970"),
+        ([20260000 + n % 28 for n in range(200)], "no column says when a row happened"),
+    ],
+)
+def test_times_as_whole_numbers_are_told_with_what_makes_times_of_them(tmp_path, times, hint):
+    rows = {"created_at": times, "x": [n % 9 / 2 for n in range(200)], "y": [n % 2 for n in range(200)]}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW)
+    assert f"  # no time: {hint}" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+def test_folders_of_year_month_and_day_are_told_with_what_makes_a_date_of_them(tmp_path):
+    for day in range(1, 8):
+        folder = tmp_path / "t" / "year=2026" / "month=03" / f"day={day:02d}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"x": [day / 2] * 9, "y": [n % 2 for n in range(9)]}), folder / "rows.parquet")
+    init(str(tmp_path / "p"), str(tmp_path / "t"), label="y", now=NOW)
+    said = "no time: year, month and day are folders: with source.kind=sql, make_date(`year`, `month`, `day`) makes a"
+    assert said in (tmp_path / "p" / "p.yaml").read_text()
+
+
 def test_folders_by_day_become_windows(tmp_path):
     for day in range(1, 21):
         (tmp_path / "t" / f"day=2026-03-{day:02d}").mkdir(parents=True)
