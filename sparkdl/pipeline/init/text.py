@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from abc import abstractmethod
@@ -52,6 +53,8 @@ __all__ = ["CsvRows", "JsonRows", "rows_of"]
 _BLOCK, _BLOCKS = 1 << 20, 32
 _WHOLE = 32 << 20
 """Bytes of files that are read whole."""
+_LINES = 100_000
+"""Of a file with blanks behind separators that are taken at once."""
 _COUNTED = 4 << 30
 """Bytes of text in which a key is counted."""
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
@@ -244,8 +247,10 @@ class CsvRows(_TextRows):
             return "skip"
 
         text = data.decode(self._encoding, errors="replace").removeprefix("\ufeff")
+        if self._padded:
+            text = self._unpadded(text)
         try:
-            cells = pacsv.read_csv(
+            return pacsv.read_csv(
                 pa.BufferReader(text.encode()),
                 pacsv.ReadOptions(
                     column_names=self._names, skip_rows=int(begins and self._headed), block_size=_WHOLE * 2
@@ -261,10 +266,13 @@ class CsvRows(_TextRows):
             if "Empty CSV" in str(error):
                 return pa.table({name: pa.array([], pa.string()) for name in self._names})
             raise DataError(f"{self.source['path']} is no CSV file ({error}): give a Parquet file instead") from error
-        if self._padded:
-            stripped = (pc.utf8_ltrim(column, " ") for column in cells.columns)
-            cells = pa.table(dict(zip(self._names, stripped, strict=True)))
-        return cells
+
+    def _unpadded(self, text: str) -> str:
+        """The lines without blanks behind separators: of a cell in quotes Arrow would take these for a part of it."""
+        out = io.StringIO()
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self._sep, skipinitialspace=True)
+        csv.writer(out, delimiter=self._sep, lineterminator="\n").writerows(rows)
+        return out.getvalue()
 
     def _describe(self, cells: pa.Table) -> None:
         """Options that Spark needs to read the same."""
@@ -312,6 +320,14 @@ class CsvRows(_TextRows):
         names = [name for name in columns if name in self._names]
         for file in self._files:
             with Storage.of(file).open_input() as stream:
+                if self._padded:
+                    lines = io.TextIOWrapper(unpacked(stream, file), self._encoding, errors="replace", newline="")
+                    begins = True
+                    while part := "".join(itertools.islice(lines, _LINES)):
+                        cells = self._parsed(part.encode(self._encoding, errors="replace"), begins)
+                        yield self._with_partitions(cells, file).select(list(columns))
+                        begins = False
+                    continue
                 reader = pacsv.open_csv(
                     unpacked(stream, file),
                     pacsv.ReadOptions(

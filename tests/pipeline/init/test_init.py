@@ -604,6 +604,16 @@ def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path
     assert padded.schema == blank.schema == "`id` BIGINT, `town` STRING, `age` BIGINT, `y` DOUBLE"
 
 
+def test_blanks_before_quotes_are_no_part_of_values(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparkdl.pipeline.init.text._LINES", 50)
+    rows = [[f'"{n}"', f'"{n / 2}"', f'"{n % 3}, odd"', '"yes"' if n % 2 else '"no"'] for n in range(200)]
+    file = csv_of(tmp_path / "t.csv", [["id", "x", "n", "y"], *rows], ", ")
+    done = init(str(tmp_path / "p"), file, now=NOW)
+    assert done.file.spec.source.schema == "`id` BIGINT, `x` DOUBLE, `n` STRING, `y` STRING"
+    assert done.file.spec.label["y"].positive == "yes"
+    assert "key: id  # counted: 200 rows, 200 different values" in (tmp_path / "p" / "p.yaml").read_text()
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "large.parquet"])
 def test_numbers_that_stand_as_texts_are_cast(tmp_path, kind):
     """Of large strings, too, which Polars writes."""
