@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.ending import leave
@@ -22,7 +22,7 @@ from sparkdl.pipeline.state.record import Outcome, RunRecord
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.evaluate import published_now
-from sparkdl.pipeline.steps.ingest import check_columns, tell_deleted
+from sparkdl.pipeline.steps.ingest import check_columns, source_windows, tell_deleted
 from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.storage import Storage, check_places, outage_error
 from sparkdl.storage.session import default_filesystem
@@ -154,6 +154,8 @@ def _end(run: Run) -> None:
     elif producing_steps or run.compares_anew or (stop_text and done_steps):
         text = f"did {', '.join(producing_steps or done_steps)}, from which neither a model nor predictions followed"
         record.end("stopped", stop_text or "; ".join(filter(None, [text, waits])))
+    elif not waits and not source_windows(run) and not run.state.windows():
+        raise DataError("the source has no rows: wait for data, or correct source")
     else:
         upto = "" if until is None else f" up to {until}"
         record.end("nothing new", waits or f"every step{upto} had been done before")

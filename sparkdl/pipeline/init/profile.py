@@ -30,7 +30,7 @@ class Profile:
         type: of its values.
         kind: of it.
         rows: looked at.
-        missing: rows without a value, NaN and infinities among them.
+        missing: rows without a value, NaN, infinities and times beyond the year 9999 among them.
         distinct: different values; 0 where they cannot be told apart.
         low: the least number or time.
         high: the greatest.
@@ -106,6 +106,8 @@ def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
     common: dict[str, Any] = {"name": name, "type": column.type, "kind": kind, "rows": len(values)}
     if kind == "number":
         return _numbers(common, present)
+    if kind == "when":
+        present = present.filter(_in_calendar(present))
     missing = len(values) - len(present)
     common |= {"missing": missing, "values": present}
     if kind in ("bool", "text", "when"):
@@ -119,6 +121,13 @@ def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
     if kind == "list":
         common |= {"lengths": _lengths(pc.list_value_length(present))}
     return Profile(**common)
+
+
+def _in_calendar(times: pa.Array) -> pa.Array:
+    """Which times lie in the years 1 to 9999, as Python's do; the others are as good as missing."""
+    seconds = times.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+    first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
+    return pc.and_(pc.greater_equal(seconds, int(first)), pc.less(seconds, int(last) + 365 * 86_400))
 
 
 def _kind(kind: pa.DataType) -> Kind:

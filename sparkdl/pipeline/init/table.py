@@ -23,7 +23,7 @@ from sparkdl.errors import ConfigError, DataError, SchemaError, first_line
 from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.sources.files import partition_scalar, partition_types, partition_values
+from sparkdl.pipeline.sources.files import partition_root, partition_scalar, partition_types, partition_values
 from sparkdl.pipeline.sources.parquet_times import check_alike, check_types, schema_of, times_of_spark
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
@@ -45,7 +45,7 @@ _ENDINGS: Mapping[str, Kind] = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json",
     ".ndjson": "json",
 }  # fmt: skip
-_PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy")
+_PACKED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +177,10 @@ class ParquetRows(Rows):
             self.source = {"kind": "delta", "table": address.uri}
             self._files, self.partitions = _delta_files(delta), tuple(delta.partition_columns())
         else:
-            types = partition_types(files)
+            root = partition_root(address.uri)
+            types = partition_types(files, root)
             self.source = {"kind": "parquet", "path": address.uri}
-            self._files = [_File(Storage.of(file), _typed(partition_values(file), types)) for file in files]
+            self._files = [_File(Storage.of(file), _typed(partition_values(file, root), types)) for file in files]
             self.partitions = tuple(types)
 
     @cached_property

@@ -34,6 +34,7 @@ from sparkdl.pipeline.init.values import (
     has_commas,
     has_points,
     has_points_alone,
+    is_nothing,
     nothing_of,
     strays_of,
     typed,
@@ -41,6 +42,7 @@ from sparkdl.pipeline.init.values import (
 from sparkdl.pipeline.sources.files import (
     first_lines,
     header_names,
+    partition_root,
     partition_scalar,
     partition_types,
     partition_values,
@@ -57,7 +59,7 @@ _LINES = 100_000
 """Of a file with blanks behind separators that are taken at once."""
 _COUNTED = 4 << 30
 """Bytes of text in which a key is counted."""
-_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_PACKED = (".gz", ".bz2", ".zst")
 _BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")
 """That files of UTF-16 begin with, if they do not only show by their zero bytes."""
 _ROW = ".row of its file"
@@ -70,7 +72,9 @@ class _TextRows(Rows):
         self._read = self._complete_files = 0
         self._bytes = sum(Storage.of(file).size() for file in files)
         self._packed = any(file.endswith(_PACKED) for file in files)
-        self.partitions = tuple(partition_types(files))
+        self._root = partition_root(self.source["path"])
+        self._partition_types = partition_types(files, self._root)
+        self.partitions = tuple(self._partition_types)
 
     def _blocks(self) -> Iterator[tuple[str, bytes, bool]]:
         """Whole lines from all over the files: the file, the lines, whether they are its first."""
@@ -135,10 +139,10 @@ class _TextRows(Rows):
         return Sample(rows=rows, total=total, complete=is_complete, coverage=coverage)
 
     def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
-        for name, value in partition_values(file).items():
+        for name, value in partition_values(file, self._root).items():
             if name not in table.column_names:
-                kind = partition_types(self._files)[name]
-                table = table.append_column(name, pa.repeat(partition_scalar(value, kind), table.num_rows))
+                scalar = partition_scalar(value, self._partition_types[name])
+                table = table.append_column(name, pa.repeat(scalar, table.num_rows))
         return table
 
 
@@ -163,7 +167,8 @@ class CsvRows(_TextRows):
             first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep, skipinitialspace=True))
         if not first:
             raise DataError(f"{self._files[0]} has no line: remove it, or write it again")
-        self._headed = not any(re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) or not cell for cell in first[1:] or first)
+        self._headed = _is_header(lines, self._sep)
+        self._names_are_made = self._headed and header_names(first) != first
         self._names = header_names(first) if self._headed else [f"_c{index}" for index in range(len(first))]
 
     def sample(self) -> Sample:
@@ -282,7 +287,8 @@ class CsvRows(_TextRows):
         if not self._headed:
             options["header"] = False
         else:
-            options["enforceSchema"] = False  # else the columns of another file are taken by their order
+            # else the columns of another file are taken by their order, as they have to be where a name is made
+            options["enforceSchema"] = self._names_are_made
         if self._padded:
             options["ignoreLeadingWhiteSpace"] = True
         if self._encoding != "utf-8":
@@ -386,7 +392,7 @@ class JsonRows(_TextRows):
         arrays_by_name = {
             name: pa.array([None if row.get(name) is None else str(row[name]) for row in rows], pa.string())
             for name in columns
-            if name not in partition_values(file)
+            if name not in partition_values(file, self._root)
         }
         table = pa.table(arrays_by_name) if arrays_by_name else pa.table({_ROW: pa.nulls(len(rows))})
         return self._with_partitions(table, file).select(list(columns))
@@ -423,6 +429,23 @@ def _encoding_of(blocks: Sequence[bytes]) -> tuple[str, int]:
         beyond_ascii += len(text) - len(text.encode("ascii", errors="ignore"))
         unreadable += text.count("\ufffd")
     return ("ISO-8859-1", 0) if unreadable > beyond_ascii / 2 else ("utf-8", unreadable)
+
+
+def _is_header(text: str, sep: str) -> bool:
+    """Whether the first line has no number, or names at least one column of numbers."""
+
+    def is_number(cell: str) -> bool:
+        return re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) is not None
+
+    first, *rows = itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=sep, skipinitialspace=True), 20)
+    if not any(is_number(cell) or not cell for cell in first[1:] or first):
+        return True
+    columns = ((cell, [row[place] for row in rows if place < len(row)]) for place, cell in enumerate(first))
+    return any(
+        2 * sum(map(is_number, cells)) > len(cells)
+        for cell, cells in columns
+        if cell.strip() and not is_number(cell) and not is_nothing(cell.strip())
+    )
 
 
 def _separator_of(text: str) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "has_commas",
     "has_points",
     "has_points_alone",
+    "is_nothing",
     "nothing_of",
     "numbers_of_texts",
     "strays_of",
@@ -59,6 +60,11 @@ such as 0815."""
 def any_of(mask: Any) -> bool:
     """Whether an Arrow array of booleans is true anywhere."""
     return bool(pc.any(mask).as_py())
+
+
+def is_nothing(text: str) -> bool:
+    """Whether a text often stands for a value that is not there."""
+    return text in _NOTHING
 
 
 def nothing_of(columns: Sequence[pa.Array]) -> str | None:

@@ -51,6 +51,7 @@ __all__ = [
     "columns_of_ddl",
     "first_lines",
     "header_names",
+    "partition_root",
     "partition_scalar",
     "partition_types",
     "partition_values",
@@ -58,6 +59,7 @@ __all__ = [
     "unpacked",
 ]
 
+csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # else a cell above 131,072 characters is an error
 _HEAD = 256 << 10
 """Bytes of a text file that are looked at."""
 _FOOTERS = 64
@@ -152,7 +154,7 @@ class ParquetFiles(_Files):
             check_types(schema, file)
             for field in schema:
                 types.setdefault(field.name, microseconds(field.type))
-        return Columns(types={**types, **partition_types(list(snapshot.files))})
+        return Columns(types={**types, **partition_types(list(snapshot.files), partition_root(self.section.path))})
 
     def _nanosecond_columns(self, schemas: Mapping[str, pa.Schema]) -> dict[str, str | None]:
         """The columns in nanoseconds, once it is clear that Spark merges the files."""
@@ -232,7 +234,7 @@ class CsvFiles(_TextFiles):
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """The header of the first file, and what its first lines tell of types."""
         section, files = self.section, list(snapshot.files)
-        partitions = partition_types(files)
+        partitions = partition_types(files, partition_root(section.path))
         if section.schema is not None:
             return Columns(types={**columns_of_ddl(section.schema), **partitions})
         options = {name.lower(): value for name, value in section.options.items()}
@@ -268,7 +270,7 @@ class JsonFiles(_TextFiles):
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """The keys in the first lines of the first file."""
         section, files = self.section, list(snapshot.files)
-        partitions = partition_types(files)
+        partitions = partition_types(files, partition_root(section.path))
         if section.schema is not None:
             return Columns(types={**columns_of_ddl(section.schema), **partitions})
         if section.options:
@@ -330,17 +332,22 @@ def _rows_in(file: Storage) -> int:
         return int(pq.ParquetFile(stream).metadata.num_rows)
 
 
-def partition_values(file: str) -> dict[str, str]:
-    """The values of partition folders (``day=2026-03-01``) in the address of a file."""
-    pairs = (part.partition("=") for part in file.split("/")[:-1])
+def partition_root(path: str) -> str:
+    """How the addresses of all files of a path begin: the folders behind it are partitions, as they are for Spark."""
+    return Storage.of(fixed_part(path)[0]).spark_uri
+
+
+def partition_values(file: str, root: str = "") -> dict[str, str]:
+    """The values of partition folders (``day=2026-03-01``) in the address of a file, below ``root``."""
+    pairs = (part.partition("=") for part in file.removeprefix(root).split("/")[:-1])
     return {name: unquote(value) for name, equals, value in pairs if equals and name}
 
 
-def partition_types(files: Sequence[str]) -> dict[str, pa.DataType]:
+def partition_types(files: Sequence[str], root: str = "") -> dict[str, pa.DataType]:
     """Types of partition columns as Spark infers them of all values."""
     values_by_name: dict[str, set[str]] = {}
     for file in files:
-        for name, value in partition_values(file).items():
+        for name, value in partition_values(file, root).items():
             values_by_name.setdefault(name, set()).add(value)
     return {name: _of_texts(values - {HIVE_NULL}) for name, values in values_by_name.items()}
 
@@ -425,12 +432,23 @@ def separator(options: Mapping[str, Any]) -> str:
 
 
 def header_names(cells: Sequence[str]) -> list[str]:
-    """The names that Spark makes of a first line: what is empty or stands there twice gets its number."""
+    """The names that Spark makes of a first line: what is empty or stands there twice gets its number.
+
+    Raises:
+        SchemaError: two names are equal even so.
+    """
     duplicates = {name for name, count in Counter(cell.lower() for cell in cells).items() if count > 1}
-    return [
+    names = [
         f"_c{position}" if not cell else f"{cell}{position}" if cell.lower() in duplicates else cell
         for position, cell in enumerate(cells)
     ]
+    made_twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if made_twice is not None:
+        raise SchemaError(
+            f"the first line has the columns {', '.join(cells)}, of which Spark calls two {made_twice!r}, as it adds "
+            "their places to equal names: rename one"
+        )
+    return names
 
 
 def _plain_texts(names: Sequence[str], rows: list[list[str]], nothing: set[str]) -> dict[str, pa.DataType | None]:

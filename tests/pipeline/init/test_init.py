@@ -596,6 +596,37 @@ def test_what_stands_above_the_names_of_columns_is_told(tmp_path, lines, cells, 
         init(str(tmp_path / "p"), file, label="y", now=NOW)
 
 
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        ("id,x,label,", ["id", "x", "label", "_c3"]),
+        ("id,x,label,2020", ["id", "x", "label", "2020"]),
+        ("7,0.5,no,", ["_c0", "_c1", "_c2", "_c3"]),
+        ("7,NA,no,1", ["_c0", "_c1", "_c2", "_c3"]),
+    ],
+)
+def test_a_number_or_nothing_among_the_names_makes_no_file_without_names(tmp_path, first, names):
+    rows = [f"{n},{n / 8},{['no', 'yes'][n % 2]},{n % 5}" for n in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join([first, *rows]))
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.csv"), label=names[2], now=NOW)
+    assert [part.split("`")[1] for part in done.file.spec.source.schema.split(", ")] == names
+    by_place = done.file.spec.source.options.get("enforceSchema")
+    assert by_place == (None if first[0] == "7" else "_c3" in names)
+
+
+def test_times_beyond_the_year_9999_are_missing(tmp_path):
+    at = pa.array([253402300800000000 if n == 3 else 1767225600000000 + n * 10**10 for n in range(200)])
+    rows = {
+        "at": at.cast(pa.timestamp("us", "UTC")),
+        "x": [n % 9 / 2 for n in range(200)],
+        "y": [n % 2 for n in range(200)],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW)
+    assert done.file.spec.source.time == "at"
+    assert "days with rows, 2026-01-01 to 2026-01-24, 0.5 % missing" in (tmp_path / "p" / "p.yaml").read_text()
+
+
 def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path):
     padded = init(str(tmp_path / "padded"), csv_of(tmp_path / "a.csv", ROWS, ", "), now=NOW).file.spec.source
     assert padded.options == {"enforceSchema": False, "ignoreLeadingWhiteSpace": True}
@@ -742,6 +773,7 @@ def test_lines_of_json_are_read_with_types(tmp_path):
         ({}, "is not there"),
         ({"a.txt": b"x"}, "1 of a kind that is not known"),
         ({"a.csv": b"x,y\n1,2\n", "b.parquet": b""}, "1 of csv, 1 of parquet"),
+        ({"a.csv.lz4": b"x,y\n1,2\n"}, "1 of a kind that is not known"),
         ({"a.parquet": b"no"}, "cannot be read as Parquet"),
         ({"a.csv": b""}, "has no line"),
         ({"a.csv": b"x,y\n"}, "has no rows"),

@@ -97,6 +97,34 @@ def test_names_that_spark_makes_of_a_header(spark, tmp_path):
     assert header_names(cells) == spark.read.csv(str(tmp_path), header=True).columns
 
 
+def test_a_header_of_which_spark_would_make_one_name_twice_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("id,x,x,x1,y\n1,2,3,4,0\n")
+    for look in (lambda: found(f"{{kind: csv, path: {tmp_path}}}"), lambda: init(f"{tmp_path}/p", str(tmp_path))):
+        with pytest.raises(
+            SchemaError, match="id, x, x, x1, y, of which Spark calls two 'x1', as it adds their places"
+        ):
+            look()
+
+
+def test_folders_above_the_path_are_no_columns(tmp_path):
+    folder = tmp_path / "day=2026-03-01"
+    folder.mkdir()
+    pq.write_table(pa.table({"x": [0.5, 1.5], "day": ["a", "b"], "y": [0, 1]}), folder / "rows.parquet")
+    for path in (folder, folder / "rows.parquet", f"{folder}/*.parquet"):
+        assert found(f"{{kind: parquet, path: '{path}'}}").types["day"] == pa.string()
+    assert found(f"{{kind: parquet, path: {tmp_path}}}").types["day"] == pa.date32()
+    (folder / "rows.csv").write_text("x,day,y\n0.5,a,0\n1.5,b,1\n")
+    done = init(str(tmp_path / "p"), str(folder / "rows.csv"))
+    assert done.file.spec.source.schema == "`x` DOUBLE, `day` STRING, `y` BIGINT"
+
+
+def test_a_cell_may_be_longer_than_pythons_limit(tmp_path):
+    rows = [f"{n},{'word ' * (30_000 if n == 3 else 3)},{n % 2}\n" for n in range(60)]
+    (tmp_path / "rows.csv").write_text("".join(["id,note,y\n", *rows]))
+    assert found(f"{{kind: csv, path: {tmp_path}}}").types["note"] == pa.string()
+    assert "note" in init(str(tmp_path / "p"), str(tmp_path / "rows.csv")).file.spec.source.schema
+
+
 def test_the_first_rows_of_json_may_not_have_every_column(tmp_path):
     line = '{"a": 1, "b": [1]}\n'
     (tmp_path / "rows.json").write_text(line)

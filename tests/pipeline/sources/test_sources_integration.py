@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.failures import source_errors
@@ -154,3 +155,12 @@ def test_what_spark_cannot_read_is_one_sentence(spark, source, kind, said):
         rows_of(spark, source)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_source_without_rows_is_refused_where_nothing_has_been_done_before(spark, tmp_path):
+    (tmp_path / "rows.csv").write_text("id,x,y\n")
+    source = f"{{kind: csv, path: {tmp_path}/rows.csv, schema: 'id BIGINT, x DOUBLE, y BIGINT'}}"
+    file = tmp_path / "empty.yaml"
+    file.write_text(f"source: {source}\nroot: {tmp_path}/data\nlabel: {{y: binary}}\nfeatures: {{x: number}}\n")
+    with pytest.raises(DataError, match="the source has no rows: wait for data, or correct source"):
+        Pipeline.load(file).run(spark, until="ingest")
