@@ -194,6 +194,7 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[st
         return duplicates
     centred = np.array([np.nan_to_num(rank - np.nanmean(rank)) for rank in ranks])
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
+    length[length == 0] = 1.0  # of numbers that differ beyond 64 bits alone
     correlations = np.abs(centred / length @ (centred / length).T)
     for second, first in zip(*np.nonzero(np.tril(correlations, -1) >= _SAME), strict=True):
         has_same_gaps = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME

@@ -399,13 +399,16 @@ class JsonRows(_TextRows):
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Values of one type as they are; of several, a column that nothing is made of."""
+    """Values of one type as they are; of several, or of more than 64 bits, as the texts that Spark makes of them."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        if all(value is None or type(value) is int for value in values):  # of more than 64 bits
-            return pa.array([None if value is None else str(value) for value in values])
-        return pa.nulls(len(values), pa.struct([]))
+        return pa.array(
+            [
+                value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+                for value in values
+            ]
+        )
 
 
 def _objects(file: str, data: bytes) -> Iterator[dict[str, Any]]:

@@ -29,18 +29,22 @@ __all__ = [
     "is_nothing",
     "nothing_of",
     "numbers_of_texts",
+    "other_texts",
     "strays_of",
     "typed",
 ]
 
-_NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
+_NOTHING = (
+    *("NA", "N/A", "NULL", "null", "NaN", "nan", "NAN", "-nan", "None", "?", "-", "\\N"),
+    *("n/a", "na", "none", "#N/A", "<NA>", "."),
+)
 """Texts that often stand for a value that is not there."""
 _PRECISION, PLACES = 38, 18
 """Digits of numbers that are read as decimals, the most that Spark has, and the least behind the comma: rows not seen
 may have more, which Spark rounds."""
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _SIGNS = "[$€£¥,% ]"
-_WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?%?$"
+_WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?[$€£¥%]?$"
 _DATE = r"^(\d{4}-\d\d-\d\d|\d{1,2}[/.-]\d{1,2}[/.-]\d{4})([ T].*)?$"
 _COMMA = r"^-?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
 _POINT = r"^-?(\d+\.(\d{1,2}|\d{4,})|0\.\d+)$"  # a dot that cannot part thousands
@@ -186,10 +190,26 @@ def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
         if numbers.type not in _NUMBERS and _have_one_unit(texts.drop_null()):
             numbers = pc.replace_substring_regex(texts, _SIGNS, "").cast(pa.float64())
             value = f"regexp_replace({value}, '{_SIGNS}', '')"
+        elif numbers.type not in _NUMBERS and _have_exponents(texts.drop_null()):
+            numbers = pc.replace_substring(texts, ",", ".").cast(pa.float64())
+            value = f"replace({value}, ',', '.')"
         if numbers.type in _NUMBERS:
             table = table.set_column(index, field.name, numbers)
             casts[field.name] = f"try_cast({value} AS {_SQL[numbers.type]})"
     return table, casts
+
+
+def _have_exponents(texts: pa.Array) -> bool:
+    """Whether all texts are numbers with decimal commas, and some have an exponent, which Spark reads of no DECIMAL."""
+    exponents = any_of(pc.match_substring_regex(texts, ",.*[eE]"))
+    return exponents and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+(,\d+)?([eE][-+]?\d+)?$")).as_py())
+
+
+def other_texts(texts: pa.Array) -> list[str]:
+    """Some of the texts that are no plain numbers, where more than 80 % are; else none."""
+    is_number = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)\s*$")
+    others: list[str] = pc.unique(texts.filter(pc.invert(is_number)))[:3].to_pylist()
+    return others if is_number.true_count > 0.8 * len(texts) else []
 
 
 def _have_one_unit(texts: pa.Array) -> bool:
@@ -219,4 +239,7 @@ def _sql(kind: pa.DataType) -> str:
         return f"ARRAY<{inner}>" if inner else ""
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_struct(kind):
+        fields = [f"{quoted(field.name)}: {_sql(field.type)}" for field in kind if _sql(field.type)]
+        return f"STRUCT<{', '.join(fields)}>" if fields else ""
     return _SQL.get(kind, "")

@@ -692,6 +692,7 @@ def test_an_id_of_which_no_value_is_in_enough_rows_is_left_out(tmp_path, times, 
         ("${:,.2f}", True),
         ("{:,.0f}", True),
         ("{:.1f} %", True),
+        ("{:,.2f} €", True),
         ("-€{:.0f}", True),
         ("{:04.0f}", False),
         ("{:.0f} kg", False),
@@ -705,11 +706,46 @@ def test_numbers_with_units_and_commas_are_numbers(tmp_path, text, is_number):
     assert isinstance(features_of(done).get("price"), Number) == is_number
 
 
+@pytest.mark.parametrize("nothing", ["n/a", "na", "none", "#N/A", "<NA>", "."])
+def test_texts_for_missing_numbers_make_no_texts_of_the_others(tmp_path, nothing):
+    rows = [[n, nothing if n % 7 == 0 else n / 8, n % 2] for n in range(200)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "x", "y"], *rows]), now=NOW)
+    assert done.file.spec.source.options["nullValue"] == nothing
+    assert features_of(done)["x"] == Number(fill="mean", missing_indicator=True)
+
+
+def test_numbers_among_other_texts_are_called_so_and_no_id(tmp_path):
+    rows = [[n, f"{n / 8}" if n % 9 else f"over {n}", n % 5 / 2, n % 2] for n in range(200)]
+    init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "dose", "x", "y"], *rows]), now=NOW)
+    said = "dose  # numbers, but for such texts as 'over 0', 'over 9', 'over 18': make numbers of them in transform"
+    assert said in (tmp_path / "p" / "p.yaml").read_text()
+
+
+def test_objects_and_values_of_several_types_of_json_are_in_the_schema(tmp_path):
+    rows = [
+        {"id": n, "to": {"city": f"c{n % 5}", "zip`s": [n]}, "paid": [f"{n}", n, 0.5][n % 3], "x": n % 7, "y": n % 2}
+        for n in range(100)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.jsonl"), label="y", now=NOW)
+    assert done.file.spec.source.schema == (
+        "`id` BIGINT, `to` STRUCT<`city`: STRING, `zip``s`: ARRAY<BIGINT>>, `paid` STRING, `x` BIGINT, `y` BIGINT"
+    )
+    assert "try_cast(`paid` AS DOUBLE) AS `paid`" in done.file.spec.transform.sql
+
+
 def test_decimal_commas_in_a_table_of_texts_are_none_between_thousands(tmp_path):
     rows = {"x": [f"{n % 9},{n % 1000:03d}" for n in range(500)], "k": [n % 7 for n in range(500)]}
     pq.write_table(pa.table({**rows, "y": [n % 2 for n in range(500)]}), tmp_path / "t.parquet")
     done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW)
     assert done.file.spec.transform is None
+
+
+def test_decimal_commas_with_exponents_are_numbers(tmp_path):
+    rows = [[n, f"{n},5", f"{n % 9},25e-0{n % 7 + 1}" if n % 5 else "0", n % 2] for n in range(200)]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", [["id", "x", "p", "y"], *rows], ";"), now=NOW)
+    assert "try_cast(replace(`p`, ',', '.') AS DOUBLE) AS `p`" in done.file.spec.transform.sql
+    assert isinstance(features_of(done)["p"], Number)
 
 
 def test_amounts_in_two_currencies_are_no_numbers(tmp_path):
@@ -761,9 +797,9 @@ def test_lines_of_json_are_read_with_types(tmp_path):
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = init(str(tmp_path / "p"), str(tmp_path / "t.jsonl"), now=NOW)
-    assert done.file.spec.source.schema == "`id` BIGINT, `day` DATE, `tags` ARRAY<STRING>, `y` BIGINT"
+    assert done.file.spec.source.schema == "`id` BIGINT, `day` DATE, `tags` ARRAY<STRING>, `odd` STRING, `y` BIGINT"
     assert features_of(done)["tags"] == Ids(max_length=4)
-    assert "odd" not in features_of(done)
+    assert features_of(done)["odd"] == Category()
     assert done.file.spec.source.key == ("id",)
 
 
