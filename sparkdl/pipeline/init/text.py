@@ -405,7 +405,9 @@ def _column(values: list[Any]) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array(
             [
-                value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+                value
+                if value is None or isinstance(value, str)
+                else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
                 for value in values
             ]
         )
