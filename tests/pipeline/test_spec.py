@@ -19,7 +19,7 @@ ELSEWHERE = {
     *("transformation_edit_fields", "transformation_removed_fields", "featuresCol", "labelCol", "weightCol"),
     *("validationIndicatorCol", "predictionCol", "probabilityCol", "rawPredictionCol", "outputCols", "store"),
     *("run_id", "resume", "compress_sparse_cols", "reader_pool_type", "inmemory_cache_all", "mp_start_method"),
-    *("data_module", "backward_passes_per_step"),
+    *("data_module", "backward_passes_per_step", "monitor_mode"),  # metrics of a file are names, which say it
 }
 
 
