@@ -243,7 +243,7 @@ def _choice(spec: FitSpec) -> Choice | None:
     return None if named else choice_of(spec.strategy).filled(spec.num_proc)
 
 
-def check_batch_norm(spec: FitSpec, model: torch.nn.Module, probed: Probe, train: Manifest) -> None:
+def check_single_rows(spec: FitSpec, model: torch.nn.Module, probed: Probe, train: Manifest) -> None:
     """Refuse a step that has a single row for a batch norm layer: the last one would fail at the end of an epoch.
 
     Args:

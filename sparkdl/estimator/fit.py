@@ -105,7 +105,7 @@ class Fit:
             inputs, by_column = prepared.plan.inputs(train), prepared.plan.inputs(train, by_column=True)
             manifests = [train, *([validation] if validation else [])]
             probed = probe(model, inputs, by_column, manifests, roles.labels, written=prepared.ours)
-            checks.check_batch_norm(spec, model, probed, train)
+            checks.check_single_rows(spec, model, probed, train)
             wanted_columns(self.params, signature_of(probed, train), spec.meanings)  # which refuses what cannot be
             checks.warn_of_own_loss(self.params, probed, spec.meanings, train)
             if spec.own_backend is None:

@@ -318,8 +318,8 @@ class _Search:
         self._shards.fits_to_come = len(settings) + 1  # one more than there are: close() ends it
         self._kept: Storage | None = None
         if keeps:
-            given = self._users_store
-            store = None if given is None else open_store(given, shared_disk=False)  # None would make a temporary one
+            uri = self._users_store
+            store = None if uri is None else open_store(uri, shared_disk=False)  # None would make a temporary one
             if store is None or not store.saving_runs():
                 raise ConfigError(
                     f"run_id={name!r} keeps a search in the estimators' store, and none is set: set store"

@@ -8,12 +8,12 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator import Store, TorchEstimator
 from sparkdl.estimator.checks import (
-    check_batch_norm,
     check_classes,
     check_loss,
     check_metrics,
     check_rows,
     check_shards,
+    check_single_rows,
     check_steps,
     check_values,
 )
@@ -192,7 +192,7 @@ def test_a_step_of_a_single_row_is_refused_for_a_model_with_batch_norm(spec, giv
     probed = Probe(ModelCall((ModelInput("x", "x"),)), (Output("y", shape, "float32"),), batch, x)
 
     def check():
-        check_batch_norm(spec(**given), model, probed, manifest(rows))
+        check_single_rows(spec(**given), model, probed, manifest(rows))
 
     if holder:
         sentence = (

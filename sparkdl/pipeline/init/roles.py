@@ -201,12 +201,9 @@ def _of_numbers(profile: Profile) -> str:
     column = quoted(profile.name) if profile.is_whole else f"cast({quoted(profile.name)} AS BIGINT)"
     for form, low, high, sql in _AS_NUMBERS:
         if low <= profile.low and profile.high <= high:
-            dated = all(1 <= value // 100 % 100 <= 12 and 1 <= value % 100 <= 31 for value, _ in profile.top)
-            return (
-                _written_as(f"{profile.name} looks like {form}", sql.format(column))
-                if dated or form != "yyyymmdd"
-                else ""
-            )
+            is_date = all(1 <= value // 100 % 100 <= 12 and 1 <= value % 100 <= 31 for value, _ in profile.top)
+            if is_date or form != "yyyymmdd":
+                return _written_as(f"{profile.name} looks like {form}", sql.format(column))
     return ""
 
 

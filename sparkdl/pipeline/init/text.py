@@ -445,7 +445,7 @@ def _is_header(text: str, sep: str) -> bool:
     first, *rows = itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=sep, skipinitialspace=True), 20)
     if not any(is_number(cell) or not cell for cell in first[1:] or first):
         return True
-    columns = ((cell, [row[place] for row in rows if place < len(row)]) for place, cell in enumerate(first))
+    columns = ((cell, [row[index] for row in rows if index < len(row)]) for index, cell in enumerate(first))
     return any(
         2 * sum(map(is_number, cells)) > len(cells)
         for cell, cells in columns

@@ -132,7 +132,7 @@ def _decimals(column: pa.Array) -> pa.Array | None:
     plain = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
     parts = [text.lstrip("-").partition(".") for text in pc.unique(plain.drop_null()).to_pylist()]
     scale = max(PLACES, *(len(places) for _, _, places in parts))
-    if max(len(whole) for whole, _, _ in parts) > _PRECISION - scale:
+    if max(len(digits) for digits, _, _ in parts) > _PRECISION - scale:
         return None
     return plain.cast(pa.decimal128(_PRECISION, scale))
 
