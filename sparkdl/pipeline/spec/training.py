@@ -19,10 +19,10 @@ __all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "RULES", "Model", "R
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
 RULES = {
-    "epochs": "so many that 600,000 rows are read, from 6 to 16, or to 22 of several classes judged by accuracy; of "
+    "epochs": "so many that 600,000 rows are read, from 6 to 16, or to 20 of several classes judged by accuracy; of "
     "few up to 60, until 100,000 are read in 600 steps",
     "batch_size": "16 to 512 by all ranks together: a 40th of few training rows, 64 of some thousand, a 128th of many",
-    "learning_rate": "0.005 for the default network, 0.014 of several classes judged by accuracy; 0.001 for another",
+    "learning_rate": "0.005 for the default network, 0.016 of several classes judged by accuracy; 0.001 for another",
     "warmup_steps": "a twentieth of all steps, 200 at most",
     "decay": "cosine, to 0 at the last step",
     "early_stopping_patience": "a quarter of the epochs, 4 at least",
