@@ -217,8 +217,8 @@ Of several classes by epochs and learning rate, errors to those of 28 epochs at 
 | 16 at .024 * | 1.031 | 1.057 |
 
 Once more, with sums in the order of now, 20 at .016 had .994 and 1.000 of the errors of 22 at .014 (three splits): they
-take less time. At .016 digits has the same error as at .005, InstEval 1.002 of it. Of other labels .010 took hotel_rates to
-.991 and diamonds to .993, ames to 1.057 and nassCDS to 1.084, one split each: they stay at .005.
+take less time. At .016 digits has the same error as at .005, InstEval 1.002 of it. Of other labels .010 took
+hotel_rates to .991 and diamonds to .993, ames to 1.057 and nassCDS to 1.084, one split each: they stay at .005.
 
 Matrices are multiplied at the processor's own rate, 100 billion operations a second, and are two thirds of a step.
 
