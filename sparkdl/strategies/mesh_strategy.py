@@ -17,6 +17,7 @@ from sparkdl.collective.agree import agree_on_tensors
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buffers import BufferSharing
+from sparkdl.compat.gloo_all_gather import replace_all_gather
 from sparkdl.compat.recomputed import recompute
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
@@ -79,6 +80,7 @@ class MeshStrategy(Strategy):
         if world.size > 1:
             from torch.distributed.device_mesh import DeviceMesh
 
+            replace_all_gather()
             device = torch.device(world.device).type
             grid = torch.tensor(by_host).reshape(mesh.sizes())
             self._devices = self._dense = DeviceMesh(device, grid, mesh_dim_names=DIMENSIONS)
