@@ -34,6 +34,10 @@ def services(backend):
     return [horovod_rendezvous]
 
 
+SECONDS_WITHOUT_A_RANK = 10.0
+"""How long the others may take that wait for each other once a rank has died."""
+
+
 class Died(Exception):
     """The rank's process ended without an answer."""
 
@@ -77,6 +81,10 @@ class RankProcess:
         self._jobs.write(struct.pack("<q", len(blob)) + blob)
         self._jobs.flush()
 
+    def fileno(self):
+        """What can be read once there is an answer, or the process has ended."""
+        return self._answers
+
     def receive(self, deadline):
         size = struct.unpack("<q", self._read(8, deadline))[0]
         return cloudpickle.loads(self._read(size, deadline))
@@ -103,13 +111,13 @@ class RankProcess:
 
     def end(self):
         self.leave()
-        if not self._ended(1):
+        if not self.ended(1):
             self.kill()
-            assert self._ended(60)
+            assert self.ended(60)
         os.close(self._answers)
         os.close(self._process)
 
-    def _ended(self, seconds):
+    def ended(self, seconds=0):
         return bool(select.select([self._process], [], [], seconds)[0])
 
 
@@ -124,31 +132,61 @@ class Ranks:
         self._nursery = self._nursery or Nursery()
         return RankProcess(self._nursery)
 
-    def run(self, job, size, environment=None, *, seconds=60.0):
-        """Run ``job(world)`` in ``size`` ranks; return their values, an exception standing for itself."""
+    def run(self, job, size, environment=None, *, seconds=60.0, seconds_without_a_rank=None):
+        """Run ``job(world)`` in ``size`` ranks; return their values, an exception standing for itself.
+
+        Args:
+            job: picklable; also what is called with the world.
+            size: how many ranks.
+            environment: variables that all ranks have meanwhile.
+            seconds: how long they may take.
+            seconds_without_a_rank: how long the others may take once one has died; None is as long as before.
+        """
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         module = sys.modules[getattr(job, "func", job).__module__]
         if not module.__name__.startswith("sparkdl"):
             cloudpickle.register_pickle_by_value(module)
+        self._replace([process for process in self.processes if process.ended()])
         while len(self.processes) < size:
             self.processes.append(self._new())
-        for rank in range(size):
-            world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-            variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-            self.processes[rank].send(partial(job, world), variables | (environment or {}))
-        deadline = time.monotonic() + seconds
-        values = []
-        for rank in range(size):
-            try:
-                _, value = self.processes[rank].receive(deadline)
-            except (Died, TimeoutError) as error:
-                value = error
-                self.processes[rank].kill()
-                self.processes[rank].end()
-                self.processes[rank] = None
-            values.append(value)
-        self.processes = [process or self._new() for process in self.processes]
+        processes = self.processes[:size]
+        values = [TimeoutError("a rank did not answer in time") for _ in processes]
+        waiting = set(range(size))
+        try:
+            for rank, process in enumerate(processes):
+                world = World(rank=rank, size=size, local_rank=rank, local_size=size)
+                variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+                process.send(partial(job, world), variables | (environment or {}))
+            deadline = time.monotonic() + seconds
+            while waiting and (ready := self._ready([processes[rank] for rank in waiting], deadline)):
+                for rank in [rank for rank in waiting if processes[rank] in ready]:
+                    try:
+                        _, values[rank] = processes[rank].receive(deadline)
+                    except (Died, TimeoutError) as error:
+                        values[rank] = error
+                        if seconds_without_a_rank is not None:
+                            deadline = min(deadline, time.monotonic() + seconds_without_a_rank)
+                    waiting.remove(rank)
+        finally:
+            for rank in waiting:  # which have the job still, whatever ended this run
+                processes[rank].kill()
+            if any(isinstance(value, BaseException) for value in values):
+                self._replace(processes)  # one that failed may have a group open whose other ranks are gone
         return values
+
+    def _ready(self, processes, deadline):
+        return select.select(processes, [], [], max(0.0, deadline - time.monotonic()))[0]
+
+    def _replace(self, processes):
+        """End these processes; the next run makes others."""
+        self.processes = [process for process in self.processes if process not in processes]
+        self._end(processes)
+
+    def _end(self, processes):
+        for process in processes:
+            process.leave()
+        for process in processes:
+            process.end()
 
     def run_at_store(self, services, job, size, environment=None, **options):
         """As ``run``, for ranks that find each other by ``services``."""
@@ -160,17 +198,15 @@ class Ranks:
             return self.run(partial(at_store, services, store, job), size, environment, **options)
 
     def together(self, job, size, backend):
-        """Values of ``job(world)`` in ``size`` ranks that ``backend`` can join; the first error raises."""
-        values = self.run_at_store(services(backend), job, size, seconds=280.0)
-        for value in values:
-            if isinstance(value, BaseException):
-                raise value
+        """Values of ``job(world)`` in ``size`` ranks that ``backend`` can join; the first error raises, or a death."""
+        limits = {"seconds": 280.0, "seconds_without_a_rank": SECONDS_WITHOUT_A_RANK}
+        values = self.run_at_store(services(backend), job, size, **limits)
+        errors = [value for value in values if isinstance(value, BaseException)]
+        for error in sorted(errors, key=lambda error: not isinstance(error, Died)):
+            raise error
         return values
 
     def end(self):
-        for process in self.processes:
-            process.leave()
-        for process in self.processes:
-            process.end()
+        self._end(self.processes)
         if self._nursery is not None:
             self._nursery.end()
