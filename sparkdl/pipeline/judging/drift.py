@@ -21,19 +21,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.judging.counts import Categories, Counts, Histogram
+from sparkdl.pipeline.spec import Drift as Section
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "Rule", "compare", "count_range"]
+__all__ = ["Action", "Drift", "FeatureDrift", "Measure", "compare", "count_range", "decide"]
 
 Action = Literal["none", "warn", "retrain", "fail"]
+FALSE_ALARMS = 0.01
 LEAST_EXPECTED = 5
 _NAMED = 5
 """Features that a sentence names."""
@@ -41,40 +43,9 @@ MOST_CELLS = 50
 """The cells of a feature with many categories; the rarer ones stand together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """When to alarm.
-
-    Attributes:
-        missing: change of the share of rows without a value; None never alarms, as for the others.
-        new_categories: growth of the share of values that have no name.
-        psi: population stability index.
-        jensen_shannon: distance.
-        ks: gap of the cumulated shares.
-        false_alarms: probability that a window without drift alarms, at most.
-
-    Raises:
-        ConfigError: a value is out of its range.
-    """
-
-    missing: float | None = 0.05
-    new_categories: float | None = 0.05
-    psi: float | None = 0.2
-    jensen_shannon: float | None = None
-    ks: float | None = None
-    false_alarms: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name in _OF_NUMBERS + _OF_CATEGORIES:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ConfigError(f"{name}={value} is no threshold: give 0 or more, or none at all")
-        if not 0 < self.false_alarms < 1:
-            raise ConfigError(f"false_alarms={self.false_alarms} is no probability: give more than 0 and less than 1")
-
-
-_OF_NUMBERS = ("missing", "psi", "jensen_shannon", "ks")
-_OF_CATEGORIES = ("missing", "new_categories", "psi", "jensen_shannon")
+_OF_NUMBERS = ("missing", "psi", "js", "ks")
+_OF_CATEGORIES = ("missing", "unseen", "psi", "js")
+"""Thresholds of the section, by what they are of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,60 +111,44 @@ class Drift:
         return [name for name, feature in self.features.items() if feature.alarm]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """What to do about windows that drift.
+def decide(section: Section, windows: Mapping[str, Drift]) -> tuple[Action, str]:
+    """What to do about windows now, and why in one sentence.
 
-    Attributes:
-        action: once there are enough of them.
-        after: so many windows with an alarm are enough.
-        of: among so many of the last windows that had rows to look at.
-
-    Raises:
-        ConfigError: a value is out of its range.
+    Args:
+        section: of the file: what to do after how many windows with an alarm, among how many of the last.
+        windows: by name, the oldest first; those without rows do not count.
     """
-
-    action: Action = "warn"
-    after: int = 1
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if self.action not in get_args(Action):
-            raise ConfigError(f"action={self.action!r} is unknown: choose one of {', '.join(get_args(Action))}")
-        if not 1 <= self.after <= self.of:
-            raise ConfigError(f"after={self.after} of={self.of} never comes: give 1 <= after <= of")
-
-    def decide(self, windows: Mapping[str, Drift]) -> tuple[Action, str]:
-        """What to do now, and why in one sentence.
-
-        Args:
-            windows: by name, the oldest first; those without rows do not count.
-        """
-        recent = [(name, drift) for name, drift in windows.items() if drift.judged][-self.of :]
-        alarmed = [(name, drift) for name, drift in recent if drift.alarm]
-        if not recent:
-            return "none", "no window with rows was compared"
-        span = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
-        if not alarmed:
-            return "none", f"{recent[-1][1].reason}, in {span}"
-        name, last = alarmed[-1]
-        features = last.alarmed
-        reasons = "; ".join(f"{feature}: {last.features[feature].reason}" for feature in features[:_NAMED])
-        unnamed_text = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
-        scope = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else span
-        finding = f"{scope}: {reasons}{unnamed_text}"
-        if len(alarmed) >= self.after:
-            return self.action, finding
-        return "none", f"{finding}; {self.action} waits for {self.after} of {self.of} windows"
+    recent = [(name, drift) for name, drift in windows.items() if drift.judged][-section.of :]
+    alarmed = [(name, drift) for name, drift in recent if drift.alarm]
+    if not recent:
+        return "none", "no window with rows was compared"
+    span = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
+    if not alarmed:
+        return "none", f"{recent[-1][1].reason}, in {span}"
+    name, last = alarmed[-1]
+    features = last.alarmed
+    reasons = "; ".join(f"{feature}: {last.features[feature].reason}" for feature in features[:_NAMED])
+    unnamed_text = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
+    scope = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else span
+    finding = f"{scope}: {reasons}{unnamed_text}"
+    if len(alarmed) >= section.after:
+        return section.action, finding
+    return "none", f"{finding}; {section.action} waits for {section.after} of {section.of} windows"
 
 
-def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limits: Limits) -> Drift:
+def compare(
+    reference: Mapping[str, Counts],
+    current: Mapping[str, Counts],
+    section: Section,
+    false_alarms: float = FALSE_ALARMS,
+) -> Drift:
     """Compare a window with the reference.
 
     Args:
         reference: counts over the training rows, by feature.
         current: counts over the window, in the same cells.
-        limits: when to alarm.
+        section: of the file: the practical thresholds; one that is None never alarms.
+        false_alarms: probability that a window without drift alarms, at most.
 
     Raises:
         SchemaError: the two do not count the same features in the same cells.
@@ -204,12 +159,12 @@ def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limi
         reason = "the window has no rows, so its drift cannot be judged"
         return Drift(reason=reason, alarm=False, judged=False, rows=0, features={})
     tests = sum(
-        getattr(limits, name) is not None
+        getattr(section, name) is not None
         for counts in reference.values()
         for name in (_OF_NUMBERS if isinstance(counts, Histogram) else _OF_CATEGORIES)
     )
-    tail = limits.false_alarms / max(tests, 1)
-    features = {name: _judge(counts, current[name], limits, tail) for name, counts in reference.items()}
+    tail = false_alarms / max(tests, 1)
+    features = {name: _judge(counts, current[name], section, tail) for name, counts in reference.items()}
     alarmed = [name for name, drift in features.items() if drift.alarm]
     reason = f"none of {len(features)} features drifts"
     if alarmed:
@@ -245,12 +200,12 @@ def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]
     return max(sizes.values(), default=0)
 
 
-def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> FeatureDrift:
-    measures = {"missing": _missing(reference, current, limits.missing, tail)}
+def _judge(reference: Counts, current: Counts, section: Section, tail: float) -> FeatureDrift:
+    measures = {"missing": _missing(reference, current, section.missing, tail)}
     if reference.independent and current.independent:
         if isinstance(reference, Categories) and isinstance(current, Categories):
-            measures["new_categories"] = _new_categories(reference, current, limits.new_categories, tail)
-        measures |= _shapes(reference, current, limits, tail)
+            measures["new_categories"] = _new_categories(reference, current, section.unseen, tail)
+        measures |= _shapes(reference, current, section, tail)
     over = [_sentence(name, measure) for name, measure in measures.items() if measure.alarm]
     doubtful = [
         _sentence(name, measure)
@@ -334,7 +289,7 @@ def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, i
     return low + int(np.argmax(below > tail)), high - int(np.argmax(above[::-1] > tail))
 
 
-def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> dict[str, Measure]:
+def _shapes(reference: Counts, current: Counts, section: Section, tail: float) -> dict[str, Measure]:
     from scipy.special import chdtri  # half a second to load, for those who compare
 
     n, m = reference.independent, current.independent
@@ -343,18 +298,18 @@ def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> 
     chance = spread * float(chdtri(freedom, tail)) if freedom else 0.0
     # Half a row more a cell: what a sample by chance lacks makes no infinity.
     p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (reference_cells, current_cells))
-    measures = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}
+    measures = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=section.psi)}
     middle = (p + q) / 2
     divergence = float(p @ np.log2(p / middle) + q @ np.log2(q / middle)) / 2
     measures["jensen_shannon"] = Measure(
         value=math.sqrt(max(divergence, 0.0)),
         chance=math.sqrt(chance / (8 * math.log(2))),
-        threshold=limits.jensen_shannon,
+        threshold=section.js,
     )
     if isinstance(reference, Histogram) and isinstance(current, Histogram):
         gap = np.abs(np.cumsum(reference.counts) / n - np.cumsum(current.counts) / m).max()
         smirnov = math.sqrt(math.log(2 / tail) / 2 * spread)
-        measures["ks"] = Measure(value=float(gap), chance=smirnov, threshold=limits.ks)
+        measures["ks"] = Measure(value=float(gap), chance=smirnov, threshold=section.ks)
     return measures
 
 

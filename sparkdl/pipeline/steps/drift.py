@@ -20,10 +20,9 @@ from sparkdl.features.fitted import Features, token_functions
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
-from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
+from sparkdl.pipeline.judging.drift import Drift, compare, decide
 from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.sources.base import WINDOW
-from sparkdl.pipeline.spec import Drift as DriftSpec
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, Receipts, content_key, replacing
@@ -35,7 +34,7 @@ from sparkdl.pipeline.windows import NO_TIME
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DriftStep", "Looked", "decided", "rule_of", "thresholds_key"]
+__all__ = ["DriftStep", "Looked", "decided", "thresholds_key"]
 
 VERSION = 1
 """The version of how windows are compared; raise it when that changes."""
@@ -170,7 +169,7 @@ def decided(run: Run) -> Drifted:
     }
     windows = {name: result.drift for name, result in looks.items() if result.drift is not None}
     problem = next((result.problem for result in looks.values() if result.problem), "")
-    action, reason = rule_of(run.project.spec.drift).decide(windows)
+    action, reason = decide(run.project.spec.drift, windows)
     text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
     return Drifted(against=champion.version, action=action, reason=text, windows=windows)
 
@@ -212,22 +211,6 @@ def thresholds_key(project: Project) -> str:
     return content_key("thresholds", _thresholds(project))
 
 
-def rule_of(section: DriftSpec) -> Rule:
-    """What the file asks for once windows drift."""
-    return Rule(action=section.action, after=section.after, of=section.of)
-
-
-def limits_of(section: DriftSpec) -> Limits:
-    """The thresholds of the file."""
-    return Limits(
-        missing=section.missing,
-        new_categories=section.unseen,
-        psi=section.psi,
-        jensen_shannon=section.js,
-        ks=section.ks,
-    )
-
-
 def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names: Sequence[str]) -> dict[str, Drift]:
     """Count windows as the champion's training rows were counted, and compare."""
     from pyspark.sql import functions as F
@@ -237,7 +220,7 @@ def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names:
     features = _features_of(project, champion, clean.columns)
     options = {feature.name: feature.options for feature in features.fitted}
     reference = {feature.name: feature.statistics for feature in features.fitted}
-    expected, limits = counts_of(options, reference), limits_of(project.spec.drift)
+    expected = counts_of(options, reference)
     named = sum(len(statistics.values) for statistics in reference.values())
     at_once = max(1, _VALUES_AT_ONCE // max(1, named))
     feature_statistics = {name: (options[name], reference[name]) for name in options}
@@ -247,7 +230,9 @@ def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names:
         rows = clean.where(F.col(WINDOW).isin(*chunk))
         by_window = window_statistics(rows, WINDOW, feature_statistics, features.functions)
         drift_by_window |= {
-            name: compare(expected, counts_of(options, by_window[name]), limits) for name in chunk if name in by_window
+            name: compare(expected, counts_of(options, by_window[name]), project.spec.drift)
+            for name in chunk
+            if name in by_window
         }
     return drift_by_window
 

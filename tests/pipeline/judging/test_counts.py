@@ -10,7 +10,8 @@ from scipy import stats
 from sparkdl.features.spec import Category, Ids, Number, Vector
 from sparkdl.features.statistics import Running, statistics_of
 from sparkdl.pipeline.judging.counts import Categories, Histogram, counts_of
-from sparkdl.pipeline.judging.drift import Limits, compare
+from sparkdl.pipeline.judging.drift import compare
+from sparkdl.pipeline.spec import Drift as Section
 from tests.pipeline.judging.conftest import counted_between
 
 OPTIONS = {
@@ -62,7 +63,7 @@ def test_a_window_of_the_same_rows_does_not_drift_and_other_rows_do():
     later = window(random, 500, tags=4)
     later = later.set_column(0, "age", pa.array([55.0] * 500)).set_column(1, "city", pa.array(["Ulm"] * 500))
     found = compare(
-        counts_of(OPTIONS, reference), counts_of(OPTIONS, counted_between(reference, OPTIONS, later)), Limits()
+        counts_of(OPTIONS, reference), counts_of(OPTIONS, counted_between(reference, OPTIONS, later)), Section()
     )
     assert [name for name, one in found.features.items() if one.alarm] == [
         "age",
@@ -80,7 +81,7 @@ def test_a_constant_that_becomes_another_drifts(before, now):
     same, other = (pa.table({"age": [one] * 300}) for one in (before, now))
     alarms = [
         compare(
-            counts_of(options, reference), counts_of(options, counted_between(reference, options, rows)), Limits()
+            counts_of(options, reference), counts_of(options, counted_between(reference, options, rows)), Section()
         ).alarm
         for rows in (same, other)
     ]
@@ -92,7 +93,7 @@ def test_zeros_that_become_a_mark_below_all_values_drift():
     reference = statistics_of(pa.table({"age": np.where(np.arange(1000) < 300, 0.0, values)}), options)
     later = pa.table({"age": np.where(np.arange(1000) < 300, -1.0, values)})
     found = compare(
-        counts_of(options, reference), counts_of(options, counted_between(reference, options, later)), Limits()
+        counts_of(options, reference), counts_of(options, counted_between(reference, options, later)), Section()
     )
     assert found.features["age"].reason.startswith("psi of ")
 
@@ -100,20 +101,20 @@ def test_zeros_that_become_a_mark_below_all_values_drift():
 def test_a_window_without_batches_has_empty_cells():
     reference = statistics_of(window(np.random.default_rng(2), 100), OPTIONS)
     nothing = {name: Running().result(one.quantiles, ()) for name, one in reference.items()}
-    assert not compare(counts_of(OPTIONS, reference), counts_of(OPTIONS, nothing), Limits()).judged
+    assert not compare(counts_of(OPTIONS, reference), counts_of(OPTIONS, nothing), Section()).judged
 
 
 def test_values_that_come_together_are_no_more_evidence_than_their_rows():
     """Ten equal ids a row: taken one by one, chance alone would look like drift."""
     random = np.random.default_rng(3)
-    limits = Limits(psi=0.0, jensen_shannon=0.0, missing=0.0, new_categories=0.0, false_alarms=0.05)
+    section = Section(psi=1e-12, js=1e-12, missing=0.0, unseen=0.0)
     alarms = 0
     for _ in range(300):
         counts = [
             Categories(counts={str(n): 10 * int(c) for n, c in enumerate(drawn)}, rows=int(drawn.sum()))
             for drawn in (random.multinomial(size, [0.4, 0.3, 0.2, 0.1]) for size in (2000, 300))
         ]
-        alarms += compare(*({"tags": one} for one in counts), limits).alarm
+        alarms += compare(*({"tags": one} for one in counts), section, 0.05).alarm
     assert stats.binomtest(alarms, 300, 0.05, alternative="greater").pvalue > 0.01
 
 

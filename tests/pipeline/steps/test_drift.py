@@ -6,11 +6,11 @@ import pytest
 
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.counts import Categories, Histogram
-from sparkdl.pipeline.judging.drift import compare
+from sparkdl.pipeline.judging.drift import compare, decide
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run
-from sparkdl.pipeline.steps.drift import DriftStep, decided, limits_of, rule_of
+from sparkdl.pipeline.steps.drift import DriftStep, decided
 
 TEXT = """
 name: shop
@@ -47,17 +47,16 @@ def drift_of(*overrides):
 def test_each_threshold_alarms_by_itself(setting, window):
     name = setting.partition("=")[0]
     for overrides, alarm in ((NOTHING, False), ([*NOTHING, setting], True), ([*NOTHING, f"{name}=0.9"], False)):
-        assert compare(OLD, window, limits_of(drift_of(*overrides))).alarm == alarm, overrides
+        assert compare(OLD, window, drift_of(*overrides)).alarm == alarm, overrides
 
 
 @pytest.mark.parametrize("action", ["warn", "retrain", "fail"])
 def test_the_action_waits_for_after_of_windows(action):
-    limits = limits_of(drift_of())
-    quiet, loud = compare(OLD, OLD, limits), compare(OLD, LOST, limits)
-    once = rule_of(drift_of(f"drift.action={action}"))
-    twice = rule_of(drift_of(f"drift={{action: {action}, after: 2, of: 3}}"))
-    assert [once.decide({"a": loud})[0], twice.decide({"a": loud})[0]] == [action, "none"]
-    assert [rule.decide({"a": loud, "b": quiet, "c": loud})[0] for rule in (once, twice)] == [action, action]
+    quiet, loud = compare(OLD, OLD, drift_of()), compare(OLD, LOST, drift_of())
+    once = drift_of(f"drift.action={action}")
+    twice = drift_of(f"drift={{action: {action}, after: 2, of: 3}}")
+    assert [decide(once, {"a": loud})[0], decide(twice, {"a": loud})[0]] == [action, "none"]
+    assert [decide(rule, {"a": loud, "b": quiet, "c": loud})[0] for rule in (once, twice)] == [action, action]
 
 
 def test_without_a_champion_there_is_nothing_to_compare_with(tmp_path):
