@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparkdl.pipeline.recipe import accuracy_column, with_recipe
-from sparkdl.pipeline.rows.parts import Part, Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit, Train
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.trials import trials_of, with_settings
-from sparkdl.pipeline.windows import WHOLE
+from sparkdl.pipeline.windows import WHOLE, Part, Parts
 
 _STEP_SECONDS, _ROW_SECONDS = 5e-3, 16e-6
 """A step of the default network, and each row of it, take about as long on one processor: measured 2026-11 with layers

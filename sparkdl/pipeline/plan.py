@@ -11,7 +11,7 @@ from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.recipe import accuracy_column, recipe_of, with_recipe
-from sparkdl.pipeline.rows.parts import Parts, parts_to_do
+from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
 from sparkdl.pipeline.spec import PipelineSpec
@@ -24,7 +24,7 @@ from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.drift import decided
 from sparkdl.pipeline.steps.ingest import deleted_windows, source_windows
 from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_learn
-from sparkdl.pipeline.windows import ahead
+from sparkdl.pipeline.windows import Parts, ahead
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 

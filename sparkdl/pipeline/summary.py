@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkdl.pipeline.plan import Plan
-from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
-from sparkdl.pipeline.windows import NO_TIME, deleted_text
+from sparkdl.pipeline.windows import NO_TIME, PARTS, deleted_text
 from sparkdl.storage import size_text
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]

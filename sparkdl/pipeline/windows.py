@@ -19,17 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sparkdl.errors import DataError
 
 __all__ = [
     "MALFORMED",
     "NO_TIME",
+    "PARTS",
     "WHOLE",
     "WINDOW",
+    "Part",
+    "Parts",
     "Span",
-    "Windows",
     "ahead",
     "deleted_text",
     "due",
@@ -61,14 +63,28 @@ class Span(NamedTuple):
     end: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Which windows train, validate, test and are scored; each in order, and each after those before it."""
+Part = Literal["train", "validate", "test", "score"]
+PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
 
-    training: tuple[str, ...]
-    validation: tuple[str, ...]
-    testing: tuple[str, ...]
-    scoring: tuple[str, ...]
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The windows of each part, in order; by time each part lies after those before it."""
+
+    train: tuple[str, ...]
+    validate: tuple[str, ...]
+    score: tuple[str, ...]
+    test: tuple[str, ...] = ()
+
+    def windows(self, part: Part) -> tuple[str, ...]:
+        """Those of one part."""
+        windows: tuple[str, ...] = getattr(self, part)
+        return windows
+
+    @property
+    def judging(self) -> Part:
+        """The part whose rows judge champion and challenger: those to test, if there are any."""
+        return "test" if self.test else "validate"
 
 
 def ahead(windows: Collection[str], now: datetime) -> list[str]:
@@ -150,8 +166,8 @@ def split_by_time(
     validate: int,
     score: int,
     test: int = 0,
-    needed: Collection[str] = ("train", "validate", "test", "score"),
-) -> Windows:
+    needed: Collection[Part] = PARTS,
+) -> Parts:
     """Divide windows by time: the newest hours are scored, those before test, validate and train, in this order.
 
     Hours are counted back from the end of the newest window; a gap in the data is a gap in its part, and moves nothing.
@@ -186,7 +202,7 @@ def split_by_time(
                 f"{score} hours to score{tested} and {validate} to validate end with the newest: wait for data, or "
                 "change split"
             )
-    return Windows(training=parts["train"], validation=parts["validate"], testing=parts["test"], scoring=parts["score"])
+    return Parts(**parts)
 
 
 def spans(windows: Collection[str], around: timedelta) -> list[Span]:

@@ -10,7 +10,6 @@ from deltalake import write_deltalake
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
@@ -20,6 +19,7 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained, Trial
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.summary import plan_lines
+from sparkdl.pipeline.windows import Parts
 
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04")
 TEXT = """\

@@ -14,7 +14,6 @@ from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.functions import named_functions
-from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.project import Project
@@ -22,6 +21,7 @@ from sparkdl.pipeline.state.receipts import replacing
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.evaluate import publish_inputs
 from sparkdl.pipeline.summary import plan_lines
+from sparkdl.pipeline.windows import Parts
 
 FILE = """\
 name: wine

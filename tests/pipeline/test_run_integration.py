@@ -15,12 +15,13 @@ import sparkdl
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import PARTS, rows_of
+from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import status_of
 from sparkdl.pipeline.summary import status_lines, summary_lines
+from sparkdl.pipeline.windows import PARTS
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)

@@ -95,18 +95,18 @@ def test_a_name_that_is_no_window_is_refused(name):
 
 def test_the_newest_hours_are_scored_those_before_validate_those_before_train():
     split = split_by_time(DAYS, train=4 * 24, validate=2 * 24, score=24)
-    assert (split.training, split.validation, split.scoring) == (
+    assert (split.train, split.validate, split.score) == (
         ("2026-03-04", "2026-03-05", "2026-03-06", "2026-03-07"),
         ("2026-03-08", "2026-03-09"),
         ("2026-03-10",),
     )
-    assert split_by_time(DAYS, train=None, validate=48, score=24).training == tuple(DAYS[:7])
+    assert split_by_time(DAYS, train=None, validate=48, score=24).train == tuple(DAYS[:7])
 
 
 def test_windows_to_test_lie_between_those_that_validate_and_those_that_are_scored():
     split = split_by_time(DAYS, train=None, validate=2 * 24, test=24, score=24)
-    assert (split.training, split.validation) == (tuple(DAYS[:6]), ("2026-03-07", "2026-03-08"))
-    assert (split.testing, split.scoring) == (("2026-03-09",), ("2026-03-10",))
+    assert (split.train, split.validate) == (tuple(DAYS[:6]), ("2026-03-07", "2026-03-08"))
+    assert (split.test, split.score) == (("2026-03-09",), ("2026-03-10",))
     with pytest.raises(DataError, match=r"split\.test has no window with rows: .* 24 hours to score, 24 to test"):
         split_by_time([*DAYS[:8], DAYS[9]], train=None, validate=2 * 24, test=24, score=24)
 
@@ -114,13 +114,13 @@ def test_windows_to_test_lie_between_those_that_validate_and_those_that_are_scor
 def test_a_gap_stays_in_its_part():
     days = [day for day in DAYS if day not in ("2026-03-06", "2026-03-08")]
     split = split_by_time(days, train=4 * 24, validate=2 * 24, score=24)
-    assert (split.training, split.validation) == (("2026-03-04", "2026-03-05", "2026-03-07"), ("2026-03-09",))
+    assert (split.train, split.validate) == (("2026-03-04", "2026-03-05", "2026-03-07"), ("2026-03-09",))
 
 
 def test_hours_are_windows_too():
     hours = [f"2026-03-02T{hour:02d}" for hour in range(12)]
     split = split_by_time(hours, train=None, validate=2, score=1)
-    assert (split.validation, split.scoring) == (("2026-03-02T09", "2026-03-02T10"), ("2026-03-02T11",))
+    assert (split.validate, split.score) == (("2026-03-02T09", "2026-03-02T10"), ("2026-03-02T11",))
 
 
 @given(
@@ -136,10 +136,10 @@ def test_a_split_is_in_order_and_without_overlap_or_is_refused(days, train, vali
         split = split_by_time([*days, NO_TIME], train=hours, validate=24 * validate, test=24 * test, score=24 * score)
     except DataError:
         return
-    together = [*split.training, *split.validation, *split.testing, *split.scoring]
+    together = [*split.train, *split.validate, *split.test, *split.score]
     assert together == sorted(days)[-len(together) :]
-    assert all((split.training, split.validation, split.scoring))
-    assert bool(split.testing) is bool(test)
+    assert all((split.train, split.validate, split.score))
+    assert bool(split.test) is bool(test)
     assert train is not None or set(together) == days
 
 
@@ -155,7 +155,7 @@ def test_a_part_without_a_window_is_named(days, part):
 
 def test_who_only_scores_needs_no_window_to_train_on():
     found = split_by_time(["2026-03-05"], train=24, validate=24, score=24, needed=("score",))
-    assert (found.training, found.scoring) == ((), ("2026-03-05",))
+    assert (found.train, found.score) == ((), ("2026-03-05",))
     with pytest.raises(DataError, match=r"split\.train has no window"):
         split_by_time(["2026-03-05"], train=24, validate=24, score=24)
 

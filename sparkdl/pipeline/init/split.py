@@ -95,7 +95,7 @@ def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], in
         except DataError:
             continue
         total = max(1, sum(when.windows.values()))
-        parts = {"validate": windows.validation, "test": windows.testing, "train": windows.training}
+        parts = {"validate": windows.validate, "test": windows.test, "train": windows.train}
         sizes = {name: int(rows * sum(when.windows[window] for window in part) / total) for name, part in parts.items()}
         if test and (min(sizes["validate"], sizes["test"]) < _ENOUGH or sizes["train"] < 2 * sizes["test"]):
             continue  # so few rows would judge nothing

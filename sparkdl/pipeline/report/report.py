@@ -33,13 +33,12 @@ from sparkdl.pipeline.report.figures import (
     learning_curves,
     live_error,
 )
-from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Intervals, Live, Trained
 from sparkdl.pipeline.state.runs import records
-from sparkdl.pipeline.windows import deleted_text
+from sparkdl.pipeline.windows import PARTS, deleted_text
 from sparkdl.storage import Storage
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ By time a part is whole windows; by a hash or a column every window can hold row
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,36 +20,14 @@ from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
-from sparkdl.pipeline.windows import NO_TIME, Windows, split_by_time
+from sparkdl.pipeline.windows import NO_TIME, PARTS, Part, Parts, split_by_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PARTS", "Part", "Parts", "cut_as_now", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
+__all__ = ["cut_as_now", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
 
-Part = Literal["train", "validate", "test", "score"]
-PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
 _SLOTS = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The windows of each part, in order."""
-
-    train: tuple[str, ...]
-    validate: tuple[str, ...]
-    score: tuple[str, ...]
-    test: tuple[str, ...] = ()
-
-    def windows(self, part: Part) -> tuple[str, ...]:
-        """Those of one part."""
-        windows: tuple[str, ...] = getattr(self, part)
-        return windows
-
-    @property
-    def judging(self) -> Part:
-        """The part whose rows judge champion and challenger: those to test, if there are any."""
-        return "test" if self.test else "validate"
 
 
 def parts_of(
@@ -78,13 +56,12 @@ def parts_of(
     train_hours = None if split.train == "all" else hours_of(split.train)
     test_hours = hours_of(split.test) if split.test else 0
 
-    def divided(score: int, *needed: Part) -> Windows:
+    def divided(score: int, *needed: Part) -> Parts:
         validate = hours_of(split.validate)
         return split_by_time(windows, train=train_hours, validate=validate, test=test_hours, score=score, needed=needed)
 
     held_back = divided(hours_of(split.score), *(PARTS if train else ("score",)))
-    newest = held_back if hold_back else divided(0, "train", "validate", "test")
-    return Parts(train=newest.training, validate=newest.validation, test=newest.testing, score=held_back.scoring)
+    return held_back if hold_back else replace(divided(0, "train", "validate", "test"), score=held_back.score)
 
 
 def parts_to_do(

@@ -11,7 +11,7 @@ from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Decision
-from sparkdl.pipeline.rows.parts import Parts, rows_of, unseen_rows
+from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -28,6 +28,7 @@ from sparkdl.pipeline.steps.learning import (
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import train_key, trained_now
 from sparkdl.pipeline.trials import chosen_settings
+from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import check_labels, check_weight, labelled
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.documents.typed import Source
 from sparkdl.features.fitted import Features, token_functions
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -21,6 +20,7 @@ from sparkdl.pipeline.steps.learning import (
     unless_labels_are_missing,
     windows_and_key,
 )
+from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
 if TYPE_CHECKING:

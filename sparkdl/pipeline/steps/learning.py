@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from sparkdl.documents.typed import encode
-from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
+from sparkdl.pipeline.rows.parts import parts_of, parts_to_do
 from sparkdl.pipeline.state.evaluator import Stale
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import NoLabelsError
 
 __all__ = [

@@ -13,7 +13,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion, bundle_of
-from sparkdl.pipeline.rows.parts import Parts, parts_to_do, rows_of
+from sparkdl.pipeline.rows.parts import parts_to_do, rows_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
@@ -21,7 +21,7 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
 from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.pipeline.windows import NO_TIME, Parts
 from sparkdl.tables.table import AppTransaction, Table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.estimator.side_by_side import run_side_by_side
-from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
+from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -21,6 +21,7 @@ from sparkdl.pipeline.steps.learning import (
     unless_labels_are_missing,
     windows_and_key,
 )
+from sparkdl.pipeline.windows import Part, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

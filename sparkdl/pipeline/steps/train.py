@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.pipeline.recipe import accuracy_column
 from sparkdl.pipeline.rows.expect import columns_of
-from sparkdl.pipeline.rows.parts import Parts, rows_of
+from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
@@ -18,6 +18,7 @@ from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.learning import key_to_learn, parts_to_learn, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of, shards_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials, trials_of
+from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import labelled
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.drift import Drift
 from sparkdl.pipeline.judging.gate import Gate, decide
-from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.evaluator import nothing_new
 from sparkdl.pipeline.state.project import Project
@@ -28,6 +27,7 @@ from sparkdl.pipeline.steps.learning import learn_from_all
 from sparkdl.pipeline.steps.score import windows_to_score
 from sparkdl.pipeline.steps.shards import shards_key
 from sparkdl.pipeline.steps.train import train_key, trial_key
+from sparkdl.pipeline.windows import Parts
 from sparkdl.tables.table import Table
 
 D1, D2, D3, D4, D5, D6 = (f"2026-03-0{day}" for day in range(1, 7))
