@@ -25,7 +25,7 @@ from sparkdl.pipeline.windows import NO_TIME, PARTS, Part, Parts, split_by_time
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["cut_as_now", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
+__all__ = ["parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
 
 _SLOTS = 1_000_000
 
@@ -130,7 +130,12 @@ def unseen_rows(
     from pyspark.sql import functions as F
 
     then = msgspec.convert(split, Split) if split else spec.split
-    if not windows or (not isinstance(then, TimeSplit) and cut_as_now(rows, spec, split, columns, labels)):
+    cut_as_now = then == spec.split and not isinstance(then, TimeSplit)
+    if cut_as_now and isinstance(then, HashSplit) and (not then.group or then.copies == "spread"):
+        # a hash of whole rows is another one once there is another column or label
+        same_columns = not columns or list(columns.items()) == list(columns_of(rows).items())
+        cut_as_now = same_columns and set(labels or spec.label) == set(spec.label)
+    if not windows or cut_as_now:
         return None
     taught = F.col(WINDOW).isin(*windows)
     if isinstance(then, ColumnSplit) and then.column not in rows.columns:
@@ -147,24 +152,6 @@ def unseen_rows(
     names = [quoted(name) for name in hashed]
     units = [F.col(name) for name in names] if then.group else [content_hash(rows.select(*names))]
     return ~(taught & _in_slots(then, "train", units))
-
-
-def cut_as_now(
-    rows: DataFrame,
-    spec: PipelineSpec,
-    split: Mapping[str, Any],
-    columns: Mapping[str, str],
-    labels: Collection[str],
-) -> bool:
-    """Whether another training cut its rows into parts as they are cut now; for the arguments see ``unseen_rows``.
-
-    A hash of whole rows is another one once there is another column or label.
-    """
-    then = msgspec.convert(split, Split) if split else spec.split
-    if then != spec.split or not isinstance(then, HashSplit) or (then.group and then.copies == "together"):
-        return then == spec.split
-    same_columns = not columns or list(columns.items()) == list(columns_of(rows).items())
-    return same_columns and set(labels or spec.label) == set(spec.label)
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:

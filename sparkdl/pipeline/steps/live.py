@@ -20,7 +20,7 @@ from sparkdl.metrics.rows import Rows
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
-from sparkdl.pipeline.rows.parts import cut_as_now
+from sparkdl.pipeline.rows.parts import unseen_rows
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
@@ -217,15 +217,15 @@ def _measured(
     spec = project.spec
     rows = _joined(clean, spec, label, outputs, windows, model.version).toPandas()
     rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
-    trained, by_time = trained_of(state.receipts, model), isinstance(spec.split, TimeSplit)
-    trained_on: Mapping[str, str] = {}
-    if trained is not None and (by_time or not cut_as_now(clean, spec, trained.split, trained.columns, trained.labels)):
-        trained_on = trained.windows
-    all_rows_scored = not by_time and spec.score.window == "all"
+    trained = trained_of(state.receipts, model)
+    taught = [] if trained is None else [item.window for item in windows if item.window in trained.windows]
+    if trained is not None and unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels) is None:
+        taught = []  # rows of these windows, of which others are scored
+    all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)
     for predictions in windows:
         window = predictions.window
-        window_rows, is_taught = rows_by_window.get(window, rows.head(0)), all_rows_scored or window in trained_on
+        window_rows, is_taught = rows_by_window.get(window, rows.head(0)), all_rows_scored or window in taught
         yield window, _error(predictions, label, window_rows, is_taught, spec.judged_metric, summary)
 
 
