@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.documents.typed import Count
-from sparkdl.errors import DataError
 from sparkdl.tables.table import Table
 
 __all__ = ["Tables", "WindowReceipt", "transformed"]
@@ -45,20 +44,6 @@ class WindowReceipt:
     unlabelled: str = ""
     version: int = -1
     run_id: str = ""
-
-    def check(self) -> None:
-        """Compare the rows that were read with what became of them.
-
-        Raises:
-            DataError: rows were lost or multiplied.
-        """
-        total = self.kept + self.quarantined + self.duplicates
-        if total != self.read:
-            raise DataError(
-                f"window {self.window} has {self.read} rows that were read, and {total} of them were accounted for "
-                f"({self.kept} kept, {self.quarantined} quarantined, {self.duplicates} duplicates): the source changed "
-                "while it was read; run again"
-            )
 
 
 def transformed(receipts: Iterable[WindowReceipt]) -> tuple[int, int] | None:
