@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from sparkdl.pipeline.state.lease import Lease
 from sparkdl.storage import Storage, sha256_hex
 from sparkdl.tables.table import Table
 
-__all__ = ["AssumedReceipts", "Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
+__all__ = ["AssumedReceipts", "Receipt", "ReceiptTable", "StepNote", "content_key", "replacing"]
 
 T = TypeVar("T")
 
@@ -123,36 +123,8 @@ class StepNote:
     seconds: float
 
 
-class Receipts(Protocol):
-    """What the steps of a pipeline remember."""
-
-    def of(self, step: str) -> Mapping[str, Receipt]:
-        """The receipts of a step by partition, in order, invalidated ones among them."""
-        ...
-
-    def write(self, receipts: Sequence[Receipt]) -> None:
-        """Insert or replace receipts, in one commit.
-
-        Raises:
-            FencedError: a later run has taken over.
-        """
-        ...
-
-    def result(self, step: str, key: str, kind: type[T]) -> T | None:
-        """What was made for a key beside what was there; None where there is none."""
-        ...
-
-    def keep(self, step: str, key: str, result: Any) -> None:
-        """Keep what was made for a key.
-
-        Raises:
-            FencedError: a later run has taken over.
-        """
-        ...
-
-
 @contextmanager
-def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Iterator[dict[str, tuple[str, Any]]]:
+def replacing(receipts: ReceiptTable, step: str, partitions: Iterable[str]) -> Iterator[dict[str, tuple[str, Any]]]:
     """Overwrite partitions: invalidate their receipts, let the block commit what replaces them, write new receipts.
 
     Nobody believes a receipt whose partition may hold something else by now, whenever the run is killed. The block

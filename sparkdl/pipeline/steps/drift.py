@@ -25,7 +25,7 @@ from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
-from sparkdl.pipeline.state.receipts import Receipt, Receipts, content_key, replacing
+from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all
@@ -194,7 +194,7 @@ def _windows(run: Run, champion: ModelVersion, content: Mapping[str, str | None]
     return names[-max(project.spec.drift.of, _MOST_WINDOWS) :]
 
 
-def trained_of(receipts: Receipts, version: ModelVersion | None) -> Trained | None:
+def trained_of(receipts: ReceiptTable, version: ModelVersion | None) -> Trained | None:
     """What is kept of a version's training; None where that is not known any more."""
     if version is None or not version.publication:
         return None
