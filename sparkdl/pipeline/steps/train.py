@@ -64,7 +64,7 @@ class TrialStep(Step):
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train the trials that are not trained yet."""
         from sparkdl.pipeline.session import torch_for_workers
-        from sparkdl.pipeline.work.search import train_trials
+        from sparkdl.pipeline.work.search import TrialResults, train_trials
 
         project, state = run.project, run.state
         parts, _ = parts_to_learn(run)
@@ -72,7 +72,7 @@ class TrialStep(Step):
         torch_for_workers(spark)
         trials = _trials(project, str(shards_key(project, state, parts)))
         prepared = prepared_of(project, state, parts, spark)
-        train_trials(spark, project.spec, prepared, trials, _TrialResults(run), stale=stale.keys)
+        train_trials(spark, project.spec, prepared, trials, TrialResults(run), stale=stale.keys)
         return True
 
     def tell(self, run: Run) -> None:
@@ -80,32 +80,6 @@ class TrialStep(Step):
         noted = {note.key for note in run.notes if note.name == self.name}
         kept_keys = [key for key in self.wanted(run) if key not in noted]
         run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]
-
-
-class _TrialResults:
-    """What trials come to, as receipts: in the end by their key, and before by one of that and a number of epochs."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._receipts = run, run.state.receipts
-
-    def keep(self, key: str, tried: Tried) -> None:
-        self._receipts.keep(TrialStep.name, key, tried)
-        self._run.note(StepNote(name=TrialStep.name, key=key, kept=False, seconds=tried.seconds))
-
-    def keep_look(self, key: str, epochs: int, tried: Tried) -> None:
-        self._receipts.keep(TrialStep.name, self.look_key(key, epochs), tried)
-
-    def look(self, key: str, epochs: int) -> Tried | None:
-        tried = self._receipts.result(TrialStep.name, self.look_key(key, epochs), Tried)
-        if tried is not None and tried.trained is not None and not self._run.state.places.bundle(tried.trained.bundle):
-            return None  # another search has cleaned it up
-        return tried
-
-    def look_key(self, key: str, epochs: int) -> str:
-        return content_key(TrialStep.name, [key, epochs])
-
-    def ended(self, key: str) -> Tried | None:
-        return self._receipts.result(TrialStep.name, key, Tried)
 
 
 class TrainStep(Step):

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import nn
@@ -23,7 +23,9 @@ from sparkdl.estimator.tune import Trial as TuneTrial
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.spec import PipelineSpec, Range
+from sparkdl.pipeline.state.receipts import StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.trials import (
     chosen_by,
     compared_by,
@@ -38,26 +40,38 @@ from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, set
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Results", "best_of", "train_trials"]
+__all__ = ["TrialResults", "best_of", "train_trials"]
 
 
-class Results(Protocol):
-    """What trials come to, kept as they end."""
+class TrialResults:
+    """What trials come to, as receipts: in the end by their key, and before by one of that and a number of epochs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._receipts = run, run.state.receipts
 
     def keep(self, key: str, tried: Tried) -> None:
         """Keep what a trial came to in the end."""
+        self._receipts.keep("trial", key, tried)
+        self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
 
     def keep_look(self, key: str, epochs: int, tried: Tried) -> None:
         """Keep what a trial, that may go on, has come to after so many epochs."""
+        self._receipts.keep("trial", self.look_key(key, epochs), tried)
 
     def look(self, key: str, epochs: int) -> Tried | None:
         """What was kept of that by this run or an earlier one."""
+        tried = self._receipts.result("trial", self.look_key(key, epochs), Tried)
+        if tried is not None and tried.trained is not None and not self._run.state.places.bundle(tried.trained.bundle):
+            return None  # another search has cleaned it up
+        return tried
 
     def look_key(self, key: str, epochs: int) -> str:
         """The key under which it is."""
+        return content_key("trial", [key, epochs])
 
     def ended(self, key: str) -> Tried | None:
         """What a trial came to in the end, if it has ended."""
+        return self._receipts.result("trial", key, Tried)
 
 
 def train_trials(
@@ -65,7 +79,7 @@ def train_trials(
     spec: PipelineSpec,
     prepared: Prepared,
     trials: Mapping[str, dict[str, Any]],
-    results: Results,
+    results: TrialResults,
     *,
     stale: Collection[str],
 ) -> None:
@@ -101,7 +115,12 @@ def train_trials(
 
 
 def _halve(
-    spark: SparkSession, spec: PipelineSpec, prepared: Prepared, runs: Sequence[_Trial], results: Results, width: int
+    spark: SparkSession,
+    spec: PipelineSpec,
+    prepared: Prepared,
+    runs: Sequence[_Trial],
+    results: TrialResults,
+    width: int,
 ) -> None:
     """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
     assert spec.search is not None
@@ -144,7 +163,12 @@ def _halve(
 
 
 def _draw_by_results(
-    spark: SparkSession, spec: PipelineSpec, keys: Sequence[str], runs: Sequence[_Trial], results: Results, width: int
+    spark: SparkSession,
+    spec: PipelineSpec,
+    keys: Sequence[str],
+    runs: Sequence[_Trial],
+    results: TrialResults,
+    width: int,
 ) -> None:
     """Draw each by what those before came to; what was drawn is kept before it trains, so that it goes on as it is."""
     assert spec.search is not None
@@ -179,7 +203,7 @@ def _draw_by_results(
                 run.take(typed_settings(spec, settings))
                 run.make()
             try:
-                tried = run.train_drawn(settings)
+                tried = run.train(settings)
             except BaseException:
                 waiting.clear()
                 raise
@@ -239,7 +263,7 @@ class _Trial:
         prepared: Prepared,
         settings: dict[str, Any],
         key: str,
-        results: Results,
+        results: TrialResults,
     ) -> None:
         self.key, self.settings = key, settings
         self._spark, self._whole, self._prepared, self._results = spark, spec, prepared, results
@@ -263,37 +287,32 @@ class _Trial:
         except ConfigError as error:
             self._network = error
 
-    def train(self) -> None:
-        """Train, and keep what came of it."""
-        self.train_drawn({})
-
-    def train_drawn(self, drawn: Mapping[str, Any]) -> Tried:
+    def train(self, drawn: Mapping[str, Any] | None = None) -> Tried:
         """Train, and keep what came of it with what was drawn."""
-        emit("step", name="trial", state="started")
-        started = time.perf_counter()
-        tried = self._tried(None)
-        tried = replace(tried, seconds=time.perf_counter() - started, settings=drawn)
+        tried = replace(self._tried(None), settings=drawn or {})
         self._results.keep(self.key, tried)
         return tried
 
     def run_to(self, epochs: int, before: int | None) -> Tried:
         """Train up to so many epochs, ``before`` of which there are, and keep what came of it."""
-        emit("step", name="trial", state="started")
-        started = time.perf_counter()
         tried = self._tried(Look(epochs=epochs, bundle=self._results.look_key(self.key, epochs)))
         earlier = self._results.look(self.key, before) if before is not None else None
-        tried = replace(tried, seconds=time.perf_counter() - started + (earlier.seconds if earlier else 0.0))
+        tried = replace(tried, seconds=tried.seconds + (earlier.seconds if earlier else 0.0))
         self._results.keep_look(self.key, epochs, tried)
         return tried
 
     def _tried(self, look: Look | None) -> Tried:
+        emit("step", name="trial", state="started")
+        started = time.perf_counter()
         try:
             if self._network is None:
                 self.make()
             network, self._network = self._network, None  # which is then the fit's alone
-            if not isinstance(network, nn.Module):
-                raise network or ConfigError("no network was made")
-            return Tried(trained=train(self._spark, self._spec, self._prepared, self.key, network, look=look))
+            if isinstance(network, ConfigError):
+                raise network
+            assert network is not None
+            trained = train(self._spark, self._spec, self._prepared, self.key, network, look=look)
+            return Tried(trained=trained, seconds=time.perf_counter() - started)
         except SparkdlError as error:
             if not is_of_settings(error):
                 shown = _shown(self.settings)
@@ -302,7 +321,7 @@ class _Trial:
             checkpoints_of(self._spec, self.key).delete(recursive=True)
             reason = " ".join(str(error).split())
             logger.warning("the trial %s failed: %s", _shown(self.settings), reason)
-            return Tried(trained=None, failed=reason)
+            return Tried(trained=None, failed=reason, seconds=time.perf_counter() - started)
 
 
 def _for_one(spec: PipelineSpec) -> PipelineSpec:
