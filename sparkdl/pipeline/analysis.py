@@ -111,11 +111,11 @@ def _asked_of_a_process(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict[str, Any]:
     from pyspark.errors import AnalysisException, PySparkTypeError
-    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+    from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StringType, StructField, StructType
 
     from sparkdl.pipeline.rows.expect import condition_of
-    from sparkdl.pipeline.rows.transform import select_from_source, sql_refused
+    from sparkdl.pipeline.rows.transform import arrow_types, select_from_source, sql_refused
     from sparkdl.pipeline.sources.base import WINDOW
 
     fields, sure = [StructField(WINDOW, StringType())], bool(asked["sure"])
@@ -136,13 +136,7 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
                 unknown = f"transform.sql was not analysed to its end: {sql_refused(error)}"
                 return {"problems": [], "transformed": None, "unknown": unknown}
             return {"problems": [[["transform", "sql"], f": {sql_refused(error)}"]], "transformed": None, "unknown": ""}
-        types = []
-        for field in frame.schema.fields:
-            try:
-                types.append((field.name, to_arrow_type(field.dataType, timezone="UTC")))
-            except PySparkTypeError:
-                types.append((field.name, pa.struct([])))
-        transformed = pa.schema(types).serialize().hex().decode()
+        transformed = pa.schema(arrow_types(frame)).serialize().hex().decode()
     for name, check in asked["expect"].items() if sure else ():
         try:
             condition_of(frame, name, check)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.errors import SchemaError, first_line
 from sparkdl.pipeline.file import PipelineFile
@@ -19,7 +21,7 @@ from sparkdl.pipeline.sources.window_column import window_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["select_from_source", "sql_refused", "transformed"]
+__all__ = ["arrow_types", "select_from_source", "sql_refused", "transformed"]
 
 
 def transformed(spark: SparkSession, file: PipelineFile, rows: DataFrame) -> DataFrame:
@@ -67,6 +69,20 @@ def select_from_source(spark: SparkSession, sql: str, rows: DataFrame) -> DataFr
     select = select.replace("{", "{{").replace("}", "}}")
     with unlogged_queries():
         return spark.sql(f"WITH source AS (SELECT * FROM {{source}}) (\n{select}\n)", source=rows)
+
+
+def arrow_types(rows: DataFrame) -> dict[str, pa.DataType]:
+    """The Arrow type of each column; of one that Arrow does not know, an empty struct, which nothing reads."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    types = {}
+    for field in rows.schema.fields:
+        try:
+            types[field.name] = to_arrow_type(field.dataType, timezone="UTC")
+        except PySparkTypeError:
+            types[field.name] = pa.struct([])
+    return types
 
 
 def sql_refused(error: Exception) -> str:

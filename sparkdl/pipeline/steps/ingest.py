@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sparkdl.columns.frames import selected
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
@@ -34,7 +32,7 @@ from sparkdl.pipeline.rows.expect import (
     validated,
 )
 from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
-from sparkdl.pipeline.rows.transform import transformed
+from sparkdl.pipeline.rows.transform import arrow_types, transformed
 from sparkdl.pipeline.rows.validate import QUARANTINE, clean_columns, fingerprints, validate_rows
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
@@ -326,7 +324,7 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
         files, source_rows = None, read_rows(spark, source, snapshot)
     due_rows = of_windows(source_rows, source, todo_in_source) if files is None else source_rows
     rows = transformed(spark, project.file, due_rows)
-    project.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
+    project.file.check_columns(arrow_types(source_rows), None if spec.transform is None else arrow_types(rows))
     if not todo:
         return Ingested(done=(), warned={})
     largest = max(row_counts.get(name, 0) for name in todo)
@@ -359,22 +357,10 @@ def check_columns(spark: SparkSession, project: Project, state: State) -> None:
     """
     with source_errors():
         rows = read_rows(spark, project.source, state.snapshot)
-        transformed_types = None if project.spec.transform is None else _types(transformed(spark, project.file, rows))
-        project.file.check_columns(_types(rows), transformed_types)
-
-
-def _types(rows: DataFrame) -> dict[str, pa.DataType]:
-    """The Arrow type of each column; of one that Arrow does not know, an empty struct, which nothing reads."""
-    from pyspark.errors import PySparkTypeError
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    types = {}
-    for field in rows.schema.fields:
-        try:
-            types[field.name] = to_arrow_type(field.dataType, timezone="UTC")
-        except PySparkTypeError:
-            types[field.name] = pa.struct([])
-    return types
+        transformed_types = (
+            None if project.spec.transform is None else arrow_types(transformed(spark, project.file, rows))
+        )
+        project.file.check_columns(arrow_types(rows), transformed_types)
 
 
 def _replace_windows(
