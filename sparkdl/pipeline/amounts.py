@@ -9,15 +9,15 @@ a training of the default network, whose steps were timed when it was chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkdl.pipeline.recipe import accuracy_column, with_recipe
+from sparkdl.pipeline.recipe import settled_train
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
-from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit, Train
+from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.trials import trials_of, with_settings
 from sparkdl.pipeline.windows import WHOLE, Part, Parts
@@ -129,7 +129,7 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
             assert amount.rows is not None
             passes = 1
             if name == "train":
-                passes = sum(train.epochs or 0 for train in _trainings(spec, amount.rows))
+                passes = sum(settled_train(trial, amount.rows).epochs or 0 for trial in _trials(spec))
             # windows are scored together: each notes the time of all
             seconds = max(spent) * amount.rows * passes / work
             timed[name] = replace(amount, seconds=seconds, by=record.run_id)
@@ -144,7 +144,8 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
 def _modelled(spec: PipelineSpec, rows: int) -> float:
     """Seconds of all epochs of all trainings of the default network, as long as each rank has a processor."""
     seconds = 0.0
-    for train in _trainings(spec, rows):
+    for trial in _trials(spec):
+        train = settled_train(trial, rows)
         assert train.batch_size is not None
         assert train.epochs is not None
         of_rank = rows / (train.num_proc or 1)
@@ -170,12 +171,9 @@ def _work(record: RunRecord, step: str) -> int | None:
     }.get(step)
 
 
-def _trainings(spec: PipelineSpec, rows: int) -> Iterator[Train]:
-    """The settings of each training on so many rows."""
-    for settings in trials_of(spec):
-        train = with_settings(spec, settings).train
-        default_network, accuracy = spec.model.factory is None, accuracy_column(spec)
-        yield with_recipe(train, rows, len(spec.features), default_network=default_network, accuracy=accuracy)
+def _trials(spec: PipelineSpec) -> list[PipelineSpec]:
+    """The pipeline of each training: one, or those of a search."""
+    return [with_settings(spec, settings) for settings in trials_of(spec)]
 
 
 def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
-from sparkdl.pipeline.recipe import accuracy_column, recipe_of, with_recipe
+from sparkdl.pipeline.recipe import recipe_of, settled_train
 from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
@@ -290,10 +290,7 @@ def _recipe(spec: PipelineSpec, training: Amount) -> dict[str, Any]:
     """What ``train`` leaves out and no search tries."""
     if training.rows is None:
         return {}
-    default_network, accuracy = spec.model.factory is None, accuracy_column(spec)
-    filled = with_recipe(
-        spec.train, training.rows, len(spec.features), default_network=default_network, accuracy=accuracy
-    )
+    filled = settled_train(spec, training.rows)
     searched = {name.removeprefix("train.") for name in (spec.search.space if spec.search is not None else ())}
     recipe = {name: value for name, value in recipe_of(spec.train, filled).items() if name not in searched}
     if filled.num_proc is None and "batch_size" in recipe:

@@ -17,7 +17,7 @@ from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.spec.training import RULES
 from sparkdl.pipeline.trials import chosen_by, compared_by
 
-__all__ = ["SMOOTHING", "accuracy_column", "calibrates", "recipe_of", "smoothing_of", "with_recipe"]
+__all__ = ["SMOOTHING", "accuracy_column", "calibrates", "recipe_of", "settled_train", "smoothing_of", "with_recipe"]
 
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
@@ -76,6 +76,14 @@ def with_recipe(
     }
     return msgspec.structs.replace(
         train, **{name: value for name, value in filled.items() if getattr(train, name) is None}
+    )
+
+
+def settled_train(spec: PipelineSpec, rows: int, slots: int | None = None) -> Train:
+    """The section ``train`` of a file with what it leaves out, for a training on so many rows; see ``with_recipe``."""
+    default_network, accuracy = spec.model.factory is None, accuracy_column(spec)
+    return with_recipe(
+        spec.train, rows, len(spec.features), default_network=default_network, accuracy=accuracy, slots=slots
     )
 
 

@@ -20,8 +20,10 @@ from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tune import Range as TuneRange
 from sparkdl.estimator.tune import Schedule, looks
 from sparkdl.estimator.tune import Trial as TuneTrial
+from sparkdl.launch.driver.slots import slots_of
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
+from sparkdl.pipeline.recipe import settled_train
 from sparkdl.pipeline.spec import PipelineSpec, Range
 from sparkdl.pipeline.state.receipts import StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
@@ -35,7 +37,7 @@ from sparkdl.pipeline.trials import (
     with_settings,
 )
 from sparkdl.pipeline.work.prepare import Prepared
-from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, settings_of, train
+from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, train
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +126,7 @@ def _halve(
 ) -> None:
     """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
     assert spec.search is not None
-    epochs = settings_of(spark, spec, prepared).epochs
+    epochs = settled_train(spec, prepared.train_rows, slots_of(spark)).epochs
     assert epochs is not None
     ladder = looks(epochs, spec.search.min_epochs, spec.search.reduction)
     column = chosen_by(spec)

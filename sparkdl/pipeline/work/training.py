@@ -29,7 +29,7 @@ from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
 from sparkdl.nn import PoissonLoss, QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
-from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, smoothing_of, with_recipe
+from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, settled_train, smoothing_of
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.trials import metrics_of_trials
@@ -43,7 +43,7 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Look", "checkpoints_of", "network_of", "settings_of", "train"]
+__all__ = ["Look", "checkpoints_of", "network_of", "train"]
 
 _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mse": nn.MSELoss,
@@ -78,18 +78,6 @@ class Look:
     bundle: str
 
 
-def settings_of(spark: SparkSession, spec: PipelineSpec, prepared: Prepared) -> Train:
-    """The section ``train`` with what it leaves out."""
-    return with_recipe(
-        spec.train,
-        prepared.train_rows,
-        len(spec.features),
-        default_network=spec.model.factory is None,
-        accuracy=accuracy_column(spec),
-        slots=slots_of(spark),
-    )
-
-
 def train(
     spark: SparkSession,
     spec: PipelineSpec,
@@ -117,7 +105,7 @@ def train(
     """
     features, labels = prepared.features, prepared.labels
     description = described(features, labels, spec.label)
-    settings = settings_of(spark, spec, prepared)
+    settings = settled_train(spec, prepared.train_rows, slots_of(spark))
     parameters = settings.parameters()
     accuracy = accuracy_column(spec)
     if accuracy is not None and settings.monitor == accuracy:
