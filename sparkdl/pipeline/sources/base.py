@@ -67,7 +67,6 @@ class SourceSnapshot:
         version: of the Delta table; None elsewhere.
         files: addresses of the files that were there, as Spark takes them whatever plain paths mean to it; of each its
             bytes, and the time it was last written.
-        bytes: of the files, as they are stored; None where only Spark can tell.
         sizes: of each window, or of ``all`` where only the rows tell their windows; empty where only Spark can tell.
     """
 
@@ -75,8 +74,12 @@ class SourceSnapshot:
     windows: Mapping[str, str] | None = None
     version: int | None = None
     files: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
-    bytes: int | None = None
     sizes: Mapping[str, Size] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int | None:
+        """Of all files, as they are stored; None where only Spark can tell."""
+        return sum(size.bytes for size in self.sizes.values()) if self.sizes else None
 
 
 @dataclass(frozen=True, kw_only=True)

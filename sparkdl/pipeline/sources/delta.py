@@ -68,7 +68,6 @@ class FolderTable(_DeltaTable):
             windows=windows,
             version=version,
             sizes=sizes,
-            bytes=sum(file.bytes for file in files),
         )
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:

@@ -108,7 +108,6 @@ class _Files(Source):
             state=content_hash(stamps),
             windows=windows,
             files={file.spark_uri: (size, modified) for file, size, modified, _ in files},
-            bytes=sum(part.bytes for part in parts),
             sizes=sizes,
         )
 
