@@ -238,7 +238,7 @@ def _judging(
     spec, part, record = run.project.spec, parts.judging, run.record
     windows = parts.windows(part)
     rows = rows_of(clean, spec, part, windows)
-    labelled_rows, count = labelled(rows, prepared.labels.names), prepared.validate_rows
+    labelled_rows, count = labelled(rows, prepared.labels.names), prepared.shards.validate_rows
     if part == "test":
         record.unlabelled["test"] = check_labels(rows, prepared.labels, "test")
         if spec.weight is not None:

@@ -123,4 +123,4 @@ def prepared_of(project: Project, state: State, parts: Parts, spark: SparkSessio
     columns = set(features.columns)
     schema = state.clean(spark).schema
     types = {field.name: field.dataType.simpleString() for field in schema if field.name in columns}
-    return Prepared(features=features, labels=labels, start=start, key=key, types=types, **vars(shards))
+    return Prepared(features=features, labels=labels, shards=shards, start=start, key=key, types=types)

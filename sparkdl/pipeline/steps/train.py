@@ -135,7 +135,7 @@ class TrainStep(Step):
             split=project.settings["split"],
             columns=columns_of(clean),
             origin=_with_parent(project, state, trained.origin, prepared.start),
-            labels=label_summaries(rows, spec, prepared.labels, prepared.train_rows),
+            labels=label_summaries(rows, spec, prepared.labels, prepared.shards.train_rows),
         )
         state.receipts.keep(self.name, key, trained)
         return True

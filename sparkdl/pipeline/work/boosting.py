@@ -121,8 +121,8 @@ def tree_rows(
             config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
             trusted=trusted,
         )
-        training = drawn(training, spec, "boosted", most, prepared.train_rows)
-        stopping = drawn(stopping, spec, "boosted", most, prepared.validate_rows)
+        training = drawn(training, spec, "boosted", most, prepared.shards.train_rows)
+        stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
         tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
         tables.append(_collected(scored, spec, features, label, output))
     except CancelledError:
@@ -148,7 +148,7 @@ def boosted(
         raise
     except Exception as cause:
         return _failed(cause)
-    return replace(trees, of_rows=prepared.train_rows, of_judging=judging_rows, left_out=rows.left_out)
+    return replace(trees, of_rows=prepared.shards.train_rows, of_judging=judging_rows, left_out=rows.left_out)
 
 
 def _failed(cause: Exception) -> Boosted:

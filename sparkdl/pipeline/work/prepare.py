@@ -29,6 +29,7 @@ from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.windows import Part
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
@@ -60,25 +61,15 @@ class Prepared:
     Attributes:
         features: fitted.
         labels: fitted.
-        train: address of the training shards.
-        validate: address of the validation shards.
-        train_rows: in the first.
-        validate_rows: in the second.
-        train_unlabelled: training rows that were left out since they have no label yet.
-        validate_unlabelled: likewise.
-        start: address of the bundle that they are from, and that training starts from; None starts from scratch.
+        shards: the two sets.
+        start: address of the bundle that these are from, and that training starts from; None starts from scratch.
         key: of all of it.
         types: by raw column that the features read, Spark's name of its type.
     """
 
     features: Features
     labels: Labels
-    train: str
-    validate: str
-    train_rows: int
-    validate_rows: int
-    train_unlabelled: int
-    validate_unlabelled: int
+    shards: Shards
     start: str | None
     key: str
     types: Mapping[str, str] = field(default_factory=dict)

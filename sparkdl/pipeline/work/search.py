@@ -126,7 +126,7 @@ def _halve(
 ) -> None:
     """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
     assert spec.search is not None
-    epochs = settled_train(spec, prepared.train_rows, slots_of(spark)).epochs
+    epochs = settled_train(spec, prepared.shards.train_rows, slots_of(spark)).epochs
     assert epochs is not None
     ladder = looks(epochs, spec.search.min_epochs, spec.search.reduction)
     column = chosen_by(spec)

@@ -105,7 +105,7 @@ def train(
     """
     features, labels = prepared.features, prepared.labels
     description = described(features, labels, spec.label)
-    settings = settled_train(spec, prepared.train_rows, slots_of(spark))
+    settings = settled_train(spec, prepared.shards.train_rows, slots_of(spark))
     parameters = settings.parameters()
     accuracy = accuracy_column(spec)
     if accuracy is not None and settings.monitor == accuracy:
@@ -120,12 +120,12 @@ def train(
         label_cols=list(labels.names),
         store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
         run_id=key,
-        **_optional(spec, settings, prepared.train_rows, labels),
+        **_optional(spec, settings, prepared.shards.train_rows, labels),
         **parameters,
     )
-    model = estimator.fit_on_shards(prepared.train, prepared.validate)
+    model = estimator.fit_on_shards(prepared.shards.train, prepared.shards.validate)
     folder = f"{spec.places.runs}/models/{key if look is None else look.bundle}"
-    adjustments = adjustments_of(model, spec, labels, prepared.validate)
+    adjustments = adjustments_of(model, spec, labels, prepared.shards.validate)
     try:
         content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared, adjustments)
         load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
