@@ -224,7 +224,7 @@ def test_the_inner_rooms_of_a_room_import_one_way(large):
 PIPELINE_ORDER = (
     *("spec", "windows", "code", "file", "functions", "schema", "trials", "recipe", "session"),
     *("sources", "rows", "judging", "state", "work", "steps"),
-    *("init", "analysis", "check", "notify", "report", "ending", "run"),
+    *("init", "analysis", "check", "notify", "report", "run"),
     *("amounts", "plan", "status", "summary", "pipeline", "__init__"),
 )
 """The parts of ``pipeline/``; each may import those before it."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import platform
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
-from sparkdl.pipeline.ending import leave
+from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import Outcome, RunRecord
-from sparkdl.pipeline.state.run import Run
+from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.runs import add_run
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.evaluate import published_now
 from sparkdl.pipeline.steps.ingest import check_columns, source_windows, tell_deleted
@@ -30,11 +35,12 @@ from sparkdl.storage.session import default_filesystem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_champion", "execute"]
+__all__ = ["check_champion", "execute", "leave"]
 
 _LOADING_SECONDS = 30.0
 _HEAVY = "sparkdl.pipeline.work.search", "sparkdl.pipeline.work.evaluate"
 """What makes models and predictions; torch comes with it."""
+_LIBRARIES = ("sparkdl", "pyspark", "torch", "horovod", "pyarrow", "deltalake", "numpy")
 
 
 def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
@@ -161,6 +167,75 @@ def _end(run: Run) -> None:
         record.end("nothing new", waits or f"every step{upto} had been done before")
     if waits:
         logger.warning("%s", waits)
+
+
+def leave(project: Project, state: State, record: RunRecord) -> None:
+    """Write report, record and row of a run, and notify whom the file names.
+
+    What cannot be written is a line in the log: nothing here changes what came of the run.
+
+    Args:
+        project: the pipeline.
+        state: what there is of it.
+        record: complete but for places, versions and, if the run was cut short, the champion.
+    """
+    spec, folder = project.spec, project.runs.child(record.run_id)
+    record.places["record"] = folder.child("record.json").uri
+    record.message = project.file.redacted(record.message)
+    record.versions = _versions()
+    with _tried("champion of this run was not found out"):
+        if "champion" not in record.model:
+            champion = state.champion()
+            record.model["champion"] = champion.version if champion is not None else None
+    with _tried("report of this run was not written"):
+        if record.outcome != "nothing new":  # what writes it need not be loaded then
+            from sparkdl.pipeline.report import has_report, write_report
+
+            record.versions |= _commit(spec.code)
+            if has_report(record):
+                write_report(record, folder.child("report.html"))
+    with _tried("record of this run was not written"):
+        record.write(folder.child("record.json"))
+    with _tried("row of this run was not written"):
+        add_run(project.tables.table("runs"), record)
+    if spec.notify is not None:
+        with _tried("notice of this run was not given"):
+            from sparkdl.pipeline.notify import notify
+
+            notify(spec.notify, record)
+
+
+@contextmanager
+def _tried(what: str) -> Iterator[None]:
+    """Log what goes wrong in the block; the run is as good, or as bad, as it was."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("the %s: %s: %s", what, type(error).__name__, error)
+
+
+def _versions() -> dict[str, str]:
+    """The versions of Python and of the libraries that decide results, as far as they are installed."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _commit(code: str) -> dict[str, str]:
+    """What git calls the state of the folder that the file's modules lie in; nothing outside of a repository."""
+    try:
+        folder = code_folder(code)
+        if folder is None:
+            return {}
+        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+        git = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=5)
+    except (ConfigError, OSError, subprocess.SubprocessError):
+        return {}
+    return {"code": git.stdout.strip()}
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import pytest
 
 from sparkdl.cli import main
 from sparkdl.errors import DataError
-from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.file import load
 from sparkdl.pipeline.report.report import GENERATOR
+from sparkdl.pipeline.run import leave
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
