@@ -222,7 +222,7 @@ def test_the_inner_rooms_of_a_room_import_one_way(large):
 
 
 PIPELINE_ORDER = (
-    *("spec", "windows", "code", "file", "functions", "schema", "trials", "recipe", "session"),
+    *("spec", "windows", "file", "code", "schema", "trials", "recipe", "session"),
     *("sources", "rows", "judging", "state", "work", "steps"),
     *("init", "analysis", "check", "notify", "report", "run"),
     *("amounts", "plan", "status", "summary", "pipeline", "__init__"),

@@ -1,4 +1,4 @@
-"""Which code a step calls, as one hash: edit the function, and what it decided is done again.
+"""Which functions a file names, and the code behind one as a hash: edit it, and what it decided is done again.
 
 Enters: ``module:function``. Leaves: a hash of the source of its module and of all that it imports from the same
 project. Nothing is imported but the packages that the module lies in, so that a run with nothing to do stays quick.
@@ -20,9 +20,35 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.features.fitted import token_functions
+from sparkdl.pipeline.file.problems import Path as FilePath
+from sparkdl.pipeline.spec import PipelineSpec, Range
 from sparkdl.storage import sha256_hex
 
-__all__ = ["arguments_of", "code_folder", "code_hash", "importable", "imported", "split_target"]
+__all__ = ["arguments_of", "code_folder", "code_hash", "importable", "imported", "named_functions", "split_target"]
+
+
+def named_functions(spec: PipelineSpec) -> Iterator[tuple[FilePath, str]]:
+    """Yield the path and the name of every function that the file names."""
+    function = getattr(spec.source, "function", None)
+    if function is not None:
+        yield ("source", "function"), function
+    if spec.transform is not None and spec.transform.function is not None:
+        yield ("transform", "function"), spec.transform.function
+    for name, options in spec.features.items():
+        for target in token_functions({name: options}):
+            yield ("features", name), target
+    for name, label in spec.label.items():
+        if label.loss is not None and ":" in label.loss:
+            yield ("label", name, "loss"), label.loss
+    if spec.model.factory is not None:
+        yield ("model", "factory"), spec.model.factory
+    if ":" in spec.train.optimizer:
+        yield ("train", "optimizer"), spec.train.optimizer
+    searched = spec.search.space.get("train.optimizer", ()) if spec.search is not None else ()
+    for position, optimizer in enumerate(() if isinstance(searched, Range) else searched):
+        if isinstance(optimizer, str) and ":" in optimizer:
+            yield ("search", "space", "train.optimizer", position), optimizer
 
 
 def code_folder(code: str) -> str | None:

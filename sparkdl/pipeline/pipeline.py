@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ConfigError
 from sparkdl.interchange.mlflow import check_installed
 from sparkdl.pipeline.check import problems_of
-from sparkdl.pipeline.code import code_hash, importable
+from sparkdl.pipeline.code import code_hash, importable, named_functions
 from sparkdl.pipeline.file import PipelineFile, draft, load
 from sparkdl.pipeline.file.problems import Path
-from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.session import storage_to_come

@@ -23,9 +23,8 @@ from sparkdl.compat.spark_errors import jar_error
 from sparkdl.errors import ConfigError
 from sparkdl.launch.daemon import DEFAULT_PRELOAD
 from sparkdl.observe import logger
-from sparkdl.pipeline.code import code_folder
+from sparkdl.pipeline.code import code_folder, named_functions
 from sparkdl.pipeline.file.resolved import shown_setting
-from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.storage import Configuration
 from sparkdl.storage.session import spark_defaults

@@ -18,7 +18,7 @@ import msgspec
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import arguments_of
-from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 
@@ -45,7 +45,6 @@ _FIXED = {
     **dict.fromkeys(NOT_DECIDING, "it changes no weights"),
 }
 _TRIES = 50
-Path = tuple[str | int, ...]
 Settings = dict[str, Any]
 
 

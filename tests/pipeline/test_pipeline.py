@@ -11,9 +11,8 @@ import pytest
 import sparkdl
 from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
-from sparkdl.pipeline.code import importable
+from sparkdl.pipeline.code import importable, named_functions
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.project import Project

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sparkdl.pipeline.code import code_hash, split_target
+from sparkdl.pipeline.code import code_hash, named_functions, split_target
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.spec import PipelineSpec
