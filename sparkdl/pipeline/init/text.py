@@ -23,13 +23,14 @@ import pyarrow.csv as pacsv
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
-from sparkdl.pipeline.init.dates import DateFormat, date_format_of
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
 from sparkdl.pipeline.init.values import (
     PLACES,
     TIMES,
+    DateFormat,
     any_of,
+    date_format_of,
     ddl,
     has_commas,
     has_points,
