@@ -147,11 +147,7 @@ def code_hash(target: str) -> str:
                 )
             continue
         data = source.read_bytes()
-        hashes[name] = sha256_hex(data)
-        try:
-            parsed = ast.parse(data)
-        except SyntaxError as error:
-            raise ConfigError(f"{name} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
+        hashes[name], parsed = sha256_hex(data), _parsed(name, source, data)
         if name == module:
             _check_bound(parsed, target)
         todo += [dependency for dependency in _imports(parsed, name, source) if _same_project(dependency, module)]
@@ -171,11 +167,9 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
     source = _source(module)
     if source is None:
         raise ConfigError(f"{target} names the module {module}, which is not there")
-    try:
-        body = ast.parse(source.read_bytes()).body
-    except SyntaxError as error:
-        raise ConfigError(f"{module} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
-    functions = [node for node in body if getattr(node, "name", None) == function]
+    functions = [
+        node for node in _parsed(module, source, source.read_bytes()).body if getattr(node, "name", None) == function
+    ]
     node = functions[-1] if functions else None
     if isinstance(node, ast.ClassDef):
         constructors = [
@@ -198,6 +192,13 @@ def _source(name: str) -> Path | None:
         return None
     path = Path(spec.origin) if spec is not None and spec.origin else None
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _parsed(name: str, source: Path, data: bytes) -> ast.Module:
+    try:
+        return ast.parse(data)
+    except SyntaxError as error:
+        raise ConfigError(f"{name} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
 
 
 def _same_project(name: str, module: str) -> bool:

@@ -253,23 +253,19 @@ class Pipeline:
 
 def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:
     """What the file names and this Python does not have."""
-    return [*_functions_not_found(spec), *search_problems(spec), *_not_installed(spec)]
-
-
-def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    problems: list[tuple[Path, str]] = []
     for path, target in named_functions(spec):
         try:
             code_hash(target)
         except ConfigError as error:
-            yield path, f": {error}"
-
-
-def _not_installed(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+            problems.append((path, f": {error}"))
+    problems += search_problems(spec)
     if spec.publish.mlflow is not None:
         try:
             check_installed()
         except ConfigError as error:
-            yield ("publish", "mlflow"), f": {error}"
+            problems.append((("publish", "mlflow"), f": {error}"))
+    return problems
 
 
 def _aware(now: datetime | None) -> datetime:

@@ -8,7 +8,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.metrics.names import METRIC_NAMES
 from sparkdl.pipeline.spec import HashSplit, Label, Train
-from sparkdl.pipeline.spec.operation import DEFAULT_METRICS, higher_is_better, metrics_of
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS, metrics_of
 from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
 
 # What the estimator takes and `train` leaves to other sections, to the steps, or to a program.
@@ -57,5 +57,3 @@ def test_metrics_by_type_of_label_are_those_that_can_be_named():
     assert {*metrics_of("regression"), *metrics_of("binary")} == {*METRIC_NAMES}
     for kind, metric in DEFAULT_METRICS.items():
         assert metric in metrics_of(kind)
-    assert higher_is_better("auc")
-    assert not higher_is_better("rmse")

@@ -172,10 +172,9 @@ def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: 
         if source.when is None:
             yield ("split", "by"), "='time' needs source.time or source.partition: name the column, or split by hash"
             return
-        step = hours_of(f"1 {source.every}")
         for name in ("train", "validate", "test", "score"):
             length = getattr(split, name)
-            if length not in ("all", None) and hours_of(length) % step:
+            if length not in ("all", None) and hours_of(length) % source.window_hours:
                 yield (
                     ("split", name),
                     f"={length!r} is not a multiple of source.every={source.every!r}: change one of them",
@@ -234,7 +233,7 @@ def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish)
         yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
     if publish.gate.over == "window" and isinstance(split, TimeSplit):
         name, length = ("test", split.test) if split.test else ("validate", split.validate)
-        held_out = hours_of(length) // hours_of(f"1 {source.every}")
+        held_out = hours_of(length) // source.window_hours
         needed = max(MIN_GROUPS, least_groups(publish.gate.confidence))
         if held_out < needed:
             yield (

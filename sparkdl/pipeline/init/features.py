@@ -140,8 +140,10 @@ def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tu
         options, why = _category(profile, f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}")
         return options, ", ".join(filter(None, [profile.gap, why]))
     makers: dict[str, Callable[[Profile], tuple[dict[str, Any], str]]] = {
-        "number": _number, "bool": _bool, "text": _text, "when": _when, "list": _list, "vector": _vector,
-        "bytes": _image, "other": lambda profile: ({}, f"{profile.type}: take what you need of it in transform"),
+        "number": _number, "text": _text, "when": _when, "list": _list, "bytes": _image,
+        "bool": lambda _: ({"type": "category"}, "true or false"),
+        "vector": lambda _: ({"type": "vector"}, "vectors of Spark ML"),
+        "other": lambda profile: ({}, f"{profile.type}: take what you need of it in transform"),
     }  # fmt: skip
     options, why = makers[profile.kind](profile)
     return options, ", ".join(filter(None, [profile.gap, why]))
@@ -175,10 +177,6 @@ def _number(profile: Profile) -> tuple[dict[str, Any], str]:
         if profile.missing > 0.01 * profile.rows:
             options["missing_indicator"] = True
     return options, ", ".join(why)
-
-
-def _bool(profile: Profile) -> tuple[dict[str, Any], str]:
-    return {"type": "category"}, "true or false"
 
 
 def _category(profile: Profile, why: str) -> tuple[dict[str, Any], str]:
@@ -240,10 +238,6 @@ def _list(profile: Profile) -> tuple[dict[str, Any], str]:
         why = f"lists of {least} to {longest} ids, {median} in the middle, {count_of(distinct, 'different one')}"
         return {"type": "ids", "max_length": length, **hashed}, why
     return {}, f"lists of {inner}: take what you need of them in transform"
-
-
-def _vector(profile: Profile) -> tuple[dict[str, Any], str]:
-    return {"type": "vector"}, "vectors of Spark ML"
 
 
 def _image(profile: Profile) -> tuple[dict[str, Any], str]:

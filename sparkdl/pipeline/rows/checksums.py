@@ -57,7 +57,7 @@ class RowChecksum:
         marks = sum(zlib.crc32(str(window).encode()) * count for window, count in left.items())
         if (observation["rows"], observation["marks"] or 0) == (sum(left.values()), marks):
             return
-        counts = {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
+        counts = counted(rows)
         for name in sorted({*counts, *left}, key=str):
             if counts.get(name, 0) != left.get(name, 0):
                 raise DataError(

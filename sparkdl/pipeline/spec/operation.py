@@ -32,11 +32,6 @@ def metrics_of(label_type: str) -> tuple[str, ...]:
     return (*names, "pinball") if label_type == "quantiles" else names
 
 
-def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better."""
-    return HIGHER_IS_BETTER[metric]
-
-
 _Floor = Annotated[
     str, Meta(pattern=r"^[a-z_0-9]+ (>=|<=) -?(\d+\.?\d*|\.\d+)(e-?\d+)?$", examples=["auc >= 0.7", "rmse <= 4.5"])
 ]
@@ -123,8 +118,8 @@ class Publish(Section, frozen=True, kw_only=True):
     ] = None
 
     def _misfits(self) -> Iterator[Wrong]:
-        if self.metric and self.direction and (self.direction == "max") != higher_is_better(self.metric):
-            right = "max" if higher_is_better(self.metric) else "min"
+        if self.metric and self.direction and (self.direction == "max") != HIGHER_IS_BETTER[self.metric]:
+            right = "max" if HIGHER_IS_BETTER[self.metric] else "min"
             yield (
                 "direction",
                 f"={self.direction!r} is wrong for metric {self.metric!r}: write {right}, or leave it out",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from sparkdl.pipeline.spec.base import Column, Columns, Function, Section, Text, Wrong
+from sparkdl.pipeline.spec.base import Column, Columns, Function, Section, Text, Wrong, hours_of
 
 __all__ = [
     "CsvSource",
@@ -131,6 +131,11 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
     def when(self) -> str | None:
         """The column that says when a row happened, if there is one."""
         return self.time or self.partition
+
+    @property
+    def window_hours(self) -> int:
+        """How long one window is."""
+        return hours_of(f"1 {self.every}")
 
 
 class DeltaSource(_AnySource, frozen=True, kw_only=True, tag="delta"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.base import hours_of
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
@@ -137,9 +138,8 @@ def evaluate(
     challenger_column = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
-    options = {"config": config, "trusted": trusted}
     table, champion_column, champion_label, error = _predicted(
-        scored, [*kept_columns, challenger_column], label, None if seen else champion, options
+        scored, [*kept_columns, challenger_column], label, None if seen else champion, config, trusted
     )
     classes = list(dict.fromkeys([*label.classes, *champion_label.classes]))
     outputs = [(numbers(table[challenger_column]), label)]
@@ -262,7 +262,8 @@ def _predicted(
     kept: Sequence[str],
     label: FittedLabel,
     champion: ModelVersion | None,
-    options: Mapping[str, Any],
+    config: ScoreConfig,
+    trusted: Sequence[str],
 ) -> tuple[pa.Table, str, FittedLabel, str]:
     """The challenger's predictions and the champion's beside them, in one pass.
 
@@ -276,7 +277,7 @@ def _predicted(
         bundle = bundle_of(champion)
         champion_label, position, outputs = _champions(bundle, label)
         names = [f"_champion_{n}" for n in range(outputs)]
-        scored_by_both = score(scored, bundle, output_columns=names, **options)
+        scored_by_both = score(scored, bundle, output_columns=names, config=config, trusted=trusted)
         return _collected(scored_by_both, [*kept, names[position]]), names[position], champion_label, ""
     except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
         return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
@@ -384,12 +385,9 @@ def predicted(label: FittedLabel, outputs: Floats) -> Floats:
 
 
 def _over(spec: PipelineSpec) -> str:
-    from sparkdl.pipeline.spec.base import hours_of
-
     if spec.publish.gate.over is not None:
         return spec.publish.gate.over
-    size = 1 if spec.source.every == "hour" else 24
-    split = spec.split
+    split, size = spec.split, spec.source.window_hours
     windows = hours_of(split.test or split.validate) // size if isinstance(split, TimeSplit) else 0
     return "window" if windows >= _LEAST_WINDOWS else "key"
 
