@@ -66,11 +66,10 @@ def _variables(record: RunRecord) -> dict[str, str]:
         "RECORD": record.places.get("record", ""),
         "REPORT": record.places.get("report", ""),
     }
-    return {f"SPARKDL_{name}": _storable(value) for name, value in variables.items()}
-
-
-def _storable(text: str) -> str:
-    return text.replace("\0", "").encode("utf-8", "replace").decode()
+    return {
+        f"SPARKDL_{name}": value.replace("\0", "").encode("utf-8", "replace").decode()
+        for name, value in variables.items()
+    }
 
 
 def _run(words: list[str], content: bytes, variables: dict[str, str], seconds: float) -> str:

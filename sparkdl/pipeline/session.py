@@ -26,6 +26,7 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_folder, named_functions
 from sparkdl.pipeline.file.resolved import shown_setting
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec.base import spelled
 from sparkdl.storage import Configuration
 from sparkdl.storage.session import spark_defaults
 
@@ -153,7 +154,7 @@ def configured_elsewhere() -> list[Layer]:
 
 def _layers(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -> list[Layer]:
     """All that is said of a session's settings, the weakest first."""
-    of_file = {name: _text(value) for name, value in spec.spark.conf.items()}
+    of_file = {name: spelled(value) for name, value in spec.spark.conf.items()}
     if spec.spark.master is not None:
         of_file["spark.master"] = spec.spark.master
     layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, of_file), *configured[-1:]]
@@ -281,7 +282,3 @@ def _java(*options: str) -> dict[str, str]:
     """Options of the driver's Java, before its `extraJavaOptions`, which stay the user's."""
     words = " ".join(filter(None, options))
     return {"spark.driver.defaultJavaOptions": words} if words else {}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ from msgspec import inspect
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.file.problems import Path, Problems, choices, dotted, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown
-from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type, section_type
+from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type, section_type, spelled
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
 __all__ = [
@@ -268,9 +268,7 @@ def _hint(node: Scalar, kinds: list[inspect.Type]) -> str:
 
 
 def _text(node: Node) -> str:
-    if not isinstance(node, Scalar):
-        return str(node)
-    return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
+    return spelled(node.value) if isinstance(node, Scalar) else str(node)
 
 
 # The types of values, read from the annotations of the sections

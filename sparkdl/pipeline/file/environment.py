@@ -15,7 +15,7 @@ from sparkdl.pipeline.file.problems import Problems, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown, typed
 from sparkdl.pipeline.spec.base import Secret
 
-__all__ = ["Environment", "filled_in", "tells_a_secret"]
+__all__ = ["Environment", "tells_a_secret"]
 
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)?\{((?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\})?")
 _SECRET = re.compile(
@@ -59,24 +59,17 @@ class Environment:
     harmless: Collection[str] = ()
     used: dict[str, str] = field(default_factory=dict)
 
-
-@dataclass
-class _Filling:
-    environment: Environment
-    problems: Problems
-
-    def node(self, node: Node, path: tuple[str, ...]) -> Node:
+    def filled_in(self, node: Node, problems: Problems, path: tuple[str, ...] = ()) -> Node:
+        """Return the tree below ``path`` with the values of the variables that it names."""
         if isinstance(node, Section):
-            return replace(
-                node, entries={name: self.node(inner, (*path, name)) for name, inner in node.entries.items()}
-            )
+            entries = {name: self.filled_in(entry, problems, (*path, name)) for name, entry in node.entries.items()}
+            return replace(node, entries=entries)
         if isinstance(node, Listing):
-            return replace(
-                node, items=tuple(self.node(inner, (*path, str(index))) for index, inner in enumerate(node.items))
-            )
-        return self.scalar(node, path) if isinstance(node.value, str) and "${" in node.value else node
+            items = (self.filled_in(item, problems, (*path, str(index))) for index, item in enumerate(node.items))
+            return replace(node, items=tuple(items))
+        return self._scalar(node, problems, path) if isinstance(node.value, str) and "${" in node.value else node
 
-    def scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
+    def _scalar(self, node: Scalar, problems: Problems, path: tuple[str, ...]) -> Scalar:
         text = str(node.value)
         references = [reference for reference in _REFERENCE.finditer(text) if not reference["escaped"]]
         filled = _REFERENCE.sub(self._value, text)
@@ -91,28 +84,28 @@ class _Filling:
                 f"if it is none, name it in show_variables: [{secrets[0]}]"
             )
         if sentence:
-            self.problems.add(node.at, f"{'.'.join(path)}={text!r} {sentence}")
+            problems.add(node.at, f"{'.'.join(path)}={text!r} {sentence}")
             return replace(node, value=Unknown(text))
         if secrets:
             return replace(node, value=Secret(filled, text), shown=repr(text))
         value = typed(filled)
-        if {reference["name"] for reference in references} <= {*self.environment.harmless}:
+        if {reference["name"] for reference in references} <= {*self.harmless}:
             return replace(node, value=value, shown=f"{filled!r} (of {text})", filled=filled)
         shown = repr(text) if isinstance(value, str) else f"{filled!r} (of {text})"
         return replace(node, value=value, shown=shown, filled=filled, reference=text)
 
     def _is_secret(self, name: str | None) -> bool:
-        harmless = (*_FOLDERS, *self.environment.harmless)
-        value = name is not None and name not in harmless and self.environment.values.get(name)
+        harmless = (*_FOLDERS, *self.harmless)
+        value = name is not None and name not in harmless and self.values.get(name)
         return bool(value) and tells_a_secret(str(name))
 
     def _value(self, reference: re.Match[str]) -> str:
         if reference["escaped"]:
             return reference[0][1:]
         name = reference["name"] or ""
-        value = self.environment.values.get(name)
-        if value and name not in self.environment.harmless:
-            self.environment.used[name] = value
+        value = self.values.get(name)
+        if value and name not in self.harmless:
+            self.used[name] = value
         return value or reference["default"] or ""
 
     def _missing(self, reference: re.Match[str]) -> str:
@@ -120,15 +113,10 @@ class _Filling:
         name = reference["name"]
         if name is None:
             return "has a ${ that names no variable: write ${NAME}, ${NAME:-default}, or $${ for the text itself"
-        values = self.environment.values
+        values = self.values
         if values.get(name) or reference["default"] is not None:
             return ""
         near = nearest(name, values, cutoff=0.8)
         state = "empty" if name in values else "not set"
         remedy = f"write ${{{near}}}" if near and near != name else f"set it, or write ${{{name}:-default}}"
         return f"takes {name} from the environment, where it is {state}: {remedy}"
-
-
-def filled_in(node: Node, environment: Environment, problems: Problems, path: tuple[str, ...] = ()) -> Node:
-    """Return the tree below ``path`` with the values of the variables that it names."""
-    return _Filling(environment, problems).node(node, path)

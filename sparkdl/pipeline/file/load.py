@@ -16,7 +16,7 @@ from sparkdl.errors import PipelineFileError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file.conflicts import contradictions
 from sparkdl.pipeline.file.decode import Decoder, alternatives, fields_of, sections_of, spelled_out, whole_file
-from sparkdl.pipeline.file.environment import Environment, filled_in
+from sparkdl.pipeline.file.environment import Environment
 from sparkdl.pipeline.file.problems import Path, Problems
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
 from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
@@ -200,7 +200,7 @@ def _read(
         if override.partition("=")[0].strip() == "show_variables":  # which decides how the others are shown
             tree = overridden(tree, override, Environment({}), problems)
     variables = Environment(os.environ if environment is None else environment, _shown_variables(tree))
-    filled_tree = filled_in(tree, variables, problems)
+    filled_tree = variables.filled_in(tree, problems)
     assert isinstance(filled_tree, Section)
     tree = one_feature_a_key(filled_tree, problems)
     for override in overrides:
@@ -269,7 +269,7 @@ def overridden(tree: Section, override: str, environment: Environment, problems:
         problems.add(f"override {override}", "sets nothing: write it as section.key=value")
         return tree
     line = f"override {path}"
-    value = filled_in(flow(text, line, problems), environment, problems, tuple(path.split(".")))
+    value = environment.filled_in(flow(text, line, problems), problems, tuple(path.split(".")))
     changed = _with_value(tree, whole_file(), path, value, line, problems)
     assert isinstance(changed, Section)
     return changed

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkdl.compat.column_names import Task
-from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.arrow_conditions import Judge, arrow_condition
 from sparkdl.pipeline.rows.expect import OWN
@@ -22,7 +21,7 @@ from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
 from sparkdl.pipeline.sources.read import with_windows
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.tables.scan.plan import shares_of, tasks_at_once
-from sparkdl.tables.scan.read import Chain, ScanTask
+from sparkdl.tables.scan.read import ScanTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,8 +73,7 @@ class ParquetRows:
         if count * len(key) > _MOST_KEYS or any(pa.types.is_floating(kind) for kind in kinds):
             return False
         scan = self._scan([WINDOW, *key], windows, slots=1)
-        batches = [batch for share in scan.shares for part in share for batch in scan.read(part)]
-        keys = pa.Table.from_batches(batches, scan.schema).drop_null()
+        keys = scan.collected().drop_null()
         return bool(keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows)
 
     def check(self, left: Mapping[str, int], windows: Collection[str]) -> None:
@@ -93,10 +91,9 @@ class ParquetRows:
                 )
 
     def _map(self, tasks: Sequence[Task], schema: str, windows: Collection[str]) -> DataFrame:
-        use_drivers_python(self.spark)
         scan = self._scan(self.schema.names, windows, slots=tasks_at_once(self.spark))
-        count = max(1, len(scan.shares))
-        return self.spark.range(0, count, 1, count).mapInArrow(Chain((scan, *tasks)), schema)
+        frame: DataFrame = scan.mapped(self.spark, tasks, schema)
+        return frame
 
     def _scan(self, columns: Sequence[str], windows: Collection[str], *, slots: int) -> ScanTask:
         files = [file for file in self.footers.files if file.partition[WINDOW] in windows]

@@ -19,7 +19,7 @@ from sparkdl.pipeline.rows.expect import SLOT, columns_of, content_hash
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
-from sparkdl.pipeline.spec.base import hours_of
+from sparkdl.pipeline.spec.base import hours_of, spelled
 from sparkdl.pipeline.windows import NO_TIME, PARTS, Part, Parts, split_by_time
 
 if TYPE_CHECKING:
@@ -203,6 +203,6 @@ def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | Non
         if split.column not in clean.columns:
             raise SchemaError(f"split.column names {split.column!r}, the rows have {clean.columns}: name one of these")
         column = F.col(quoted(split.column)).cast("string")
-        values = [str(value).lower() if isinstance(value, bool) else str(value) for value in getattr(split, part)]
+        values = list(map(spelled, getattr(split, part)))
         return column.isin(*values) if values else F.lit(False)
     return None

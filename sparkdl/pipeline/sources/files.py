@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sparkdl.errors import DataError, SchemaError, StorageError
 from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
-from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, rows_by_window
+from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, read_footers, rows_by_window
 from sparkdl.pipeline.sources.parquet_times import (
     check_alike,
     check_types,
@@ -173,10 +173,8 @@ class ParquetFiles(_Files):
         """The rows that the footers of not too many files say."""
         if size.rows is not None or len(size.files) > _MOST_COUNTED:
             return size.rows
-        try:
-            return sum(_rows_in(Storage.of(file)) for file in size.files)
-        except (StorageError, pa.ArrowException, OSError):  # whoever reads it will say what is wrong with it
-            return None
+        footers = read_footers(size.files)
+        return None if footers is None else sum(int(footer.num_rows) for footer in footers.values())
 
 
 class _TextFiles(_Files):
@@ -324,11 +322,6 @@ def _below(
             yield from _below(folder.child(entry.name), pattern[1:], inner)
         elif len(pattern) <= 1:
             yield folder.child(entry.name), entry.bytes, entry.modified, inner
-
-
-def _rows_in(file: Storage) -> int:
-    with file.open_input() as stream:
-        return int(pq.ParquetFile(stream).metadata.num_rows)
 
 
 def partition_root(path: str) -> str:

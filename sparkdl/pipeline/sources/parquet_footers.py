@@ -18,7 +18,7 @@ from sparkdl.pipeline.windows import WHOLE, WINDOW
 from sparkdl.storage import Storage
 from sparkdl.tables.record import TableFile
 
-__all__ = ["ParquetFooters", "footers_of", "rows_by_window"]
+__all__ = ["ParquetFooters", "footers_of", "read_footers", "rows_by_window"]
 
 _MOST_FILES = 256
 """Files whose footers the driver reads; each takes a millisecond or two."""
@@ -65,7 +65,7 @@ def rows_by_window(section: ParquetSource, windows: Mapping[str, Sequence[str]])
     files = [(name, file) for name, addresses in windows.items() for file in addresses]
     if section.options or section.partition is None or len(files) > _MOST_FILES:
         return None
-    footers = _read([file for _, file in files])
+    footers = read_footers([file for _, file in files])
     counts: dict[str, int] = {}
     for name, file in files:
         if footers is None:
@@ -93,7 +93,7 @@ def footers_of(section: ParquetSource, sizes: Mapping[str, int]) -> ParquetFoote
     root = Storage.of(files[0]).parent()
     if root.local_path() is None:
         return None
-    footers = _read(files)
+    footers = read_footers(files)
     if footers is None:
         return None
     schema = _common_schema(list(footers.values()))
@@ -131,7 +131,7 @@ def _partition(folder: str, section: ParquetSource) -> dict[str, str | None] | N
     return {name: text, WINDOW: window_of(text, section)}
 
 
-def _read(files: list[str]) -> dict[str, Any] | None:
+def read_footers(files: Sequence[str]) -> dict[str, Any] | None:
     """The footers of files, by address; None where one cannot be read: whoever reads the file says what is wrong."""
 
     def footer(address: str) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "known_sections",
     "plain_type",
     "section_type",
+    "spelled",
 ]
 
 Wrong = tuple[str, str]
@@ -222,6 +223,11 @@ def hours_of(duration: str) -> int:
     """The hours of ``"14 days"``, ``"6 hours"``, ``"2 weeks"``."""
     number, unit = re.fullmatch(r"(\d+) ?(\w+?)s?", duration).groups()  # type: ignore[union-attr]
     return int(number) * _HOURS[unit]
+
+
+def spelled(value: object) -> str:
+    """A value of the file as YAML and Spark spell it: ``true``, not ``True``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def command_words(command: str) -> list[str]:

@@ -15,11 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.compat.column_names import Task
-from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.features.statistics import KNOTS, PROBABILITIES
 from sparkdl.features.values import numbers_of
 from sparkdl.tables.scan.plan import TableScan, tasks_at_once
-from sparkdl.tables.scan.read import Chain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,16 +53,13 @@ class FileRows:
             tasks: the first takes batches of these columns.
             schema: of what the last gives.
         """
-        use_drivers_python(self.spark)
         read = self.scan.task(columns, slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
-        count = max(1, len(read.shares))
-        return self.spark.range(0, count, 1, count).mapInArrow(Chain((read, *tasks)), schema)
+        frame: DataFrame = read.mapped(self.spark, tasks, schema)
+        return frame
 
     def collected(self, columns: Sequence[str]) -> pa.Table:
         """The rows themselves, read by the driver."""
-        read = self.scan.task(columns, slots=1, batch_rows=_BATCH_ROWS)
-        batches = [batch for share in read.shares for part in share for batch in read.read(part)]
-        return pa.Table.from_batches(batches, read.schema)
+        return self.scan.task(columns, slots=1, batch_rows=_BATCH_ROWS).collected()
 
     def quantiles(self, columns: Sequence[str]) -> dict[str, tuple[float, ...]]:
         """The quantiles at ``PROBABILITIES`` and ``KNOTS``, by column: numbers of the rows.

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.folder import BundleInfo
 from sparkdl.pipeline.spec import Label
+from sparkdl.pipeline.spec.base import spelled
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -130,10 +131,10 @@ def same_label(fitted: FittedLabel, label: Label) -> bool:
     """Whether a label that a model was trained with means what the file says of it."""
     kind, of_amounts = "regression" if label.type == "quantiles" else label.type, label.loss == "poisson"
     if (fitted.type, fitted.levels, fitted.ceiling is not None) != (kind, label.quantiles, of_amounts) or (
-        label.classes and fitted.classes != tuple(map(_as_spark, label.classes))
+        label.classes and fitted.classes != tuple(map(spelled, label.classes))
     ):
         return False
-    positive = _true(fitted.classes) if label.positive is None else [_as_spark(label.positive)]
+    positive = _true(fitted.classes) if label.positive is None else [spelled(label.positive)]
     return fitted.type != "binary" or positive in ([], [fitted.classes[1]])
 
 
@@ -314,7 +315,7 @@ def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel | None
         negative = next(value for value in values if value != positive)
         rows_of = {row["value"]: row["count"] for row in value_counts}
         return FittedLabel(name=name, type="binary", classes=(negative, positive), mean=rows_of[positive] / total)
-    classes = tuple(_as_spark(value) for value in label.classes) or tuple(values)
+    classes = tuple(spelled(value) for value in label.classes) or tuple(values)
     unnamed = [value for value in values if value not in classes]
     if unnamed:
         raise DataError(
@@ -327,7 +328,7 @@ def _positive(name: str, label: Label, values: list[str]) -> str:
     if len(values) > 2:
         raise DataError(f"label {name!r} is binary and has {len(values)} values, {values[:5]}: choose multiclass")
     if label.positive is not None:
-        positive = _as_spark(label.positive)
+        positive = spelled(label.positive)
         if positive not in values:
             raise DataError(
                 f"label {name!r} has the values {values}, and positive is {positive!r}: name one of the two"
@@ -341,8 +342,3 @@ def _positive(name: str, label: Label, values: list[str]) -> str:
 
 def _true(values: Sequence[str]) -> list[str]:
     return [value for value in values if value.lower() in ("true", "1", "1.0")]
-
-
-def _as_spark(value: Any) -> str:
-    """A value of the file as Spark's cast to a string spells it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ No Spark, no torch: the function runs inside a Spark worker, and in a test witho
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from sparkdl.columns.numpy_arrow import from_numpy, from_values
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.storage import RangeReader, Storage, storage_errors
 from sparkdl.tables.record import Partition
@@ -87,6 +88,17 @@ class ScanTask:
             for number in batch.column(0).to_pylist():
                 for part in self.shares[number] if number < len(self.shares) else ():
                     yield from self.read(part)
+
+    def mapped(self, spark: Any, tasks: Sequence[Task], schema: str) -> Any:
+        """What tasks, one behind the other, make of the rows: a DataFrame with this schema."""
+        use_drivers_python(spark)
+        count = max(1, len(self.shares))
+        return spark.range(0, count, 1, count).mapInArrow(Chain((self, *tasks)), schema)
+
+    def collected(self) -> pa.Table:
+        """The rows, read by the driver."""
+        batches = [batch for share in self.shares for part in share for batch in self.read(part)]
+        return pa.Table.from_batches(batches, self.schema)
 
     def read(self, part: FilePart) -> Iterator[pa.RecordBatch]:
         """Read one part of a file."""
