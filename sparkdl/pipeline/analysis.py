@@ -116,7 +116,7 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
 
     from sparkdl.pipeline.rows.expect import condition_of
     from sparkdl.pipeline.rows.transform import arrow_types, select_from_source, sql_refused
-    from sparkdl.pipeline.sources.base import WINDOW
+    from sparkdl.pipeline.windows import WINDOW
 
     fields, sure = [StructField(WINDOW, StringType())], bool(asked["sure"])
     for field in pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(asked["schema"]))):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import DataError
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import KEPT, Outcomes
-from sparkdl.pipeline.sources.base import WINDOW
-from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.pipeline.windows import NO_TIME, WINDOW
 from sparkdl.tables.parquet import FileRow
 
 if TYPE_CHECKING:

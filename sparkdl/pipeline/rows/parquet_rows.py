@@ -16,10 +16,11 @@ from sparkdl.compat.column_names import Task
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.arrow_conditions import Judge, arrow_condition
 from sparkdl.pipeline.rows.expect import OWN
-from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
+from sparkdl.pipeline.sources.base import Source, SourceSnapshot
 from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
 from sparkdl.pipeline.sources.read import with_windows
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.windows import WINDOW
 from sparkdl.tables.scan.plan import shares_of, tasks_at_once
 from sparkdl.tables.scan.read import ScanTask
 

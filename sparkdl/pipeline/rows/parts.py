@@ -17,10 +17,9 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.expect import SLOT, columns_of, content_hash
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of, spelled
-from sparkdl.pipeline.windows import NO_TIME, PARTS, Part, Parts, split_by_time
+from sparkdl.pipeline.windows import NO_TIME, PARTS, WINDOW, Part, Parts, split_by_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

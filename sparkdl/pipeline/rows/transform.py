@@ -14,9 +14,9 @@ from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.errors import SchemaError, first_line
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.function import frame_of
 from sparkdl.pipeline.sources.window_column import window_column
+from sparkdl.pipeline.windows import WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from sparkdl.documents.typed import encode
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec import SourceSection
-from sparkdl.pipeline.windows import MALFORMED, WHOLE, WINDOW, Span
+from sparkdl.pipeline.windows import WHOLE, Span
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
 
-__all__ = ["MALFORMED", "WINDOW", "Columns", "Size", "Source", "SourceSnapshot", "by_window", "content_hash"]
+__all__ = ["Columns", "Size", "Source", "SourceSnapshot", "by_window", "content_hash"]
 
 _BYTES_PER_ROW = 100
 

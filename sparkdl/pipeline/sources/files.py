@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.errors import DataError, SchemaError, StorageError
 from sparkdl.observe import logger
-from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
+from sparkdl.pipeline.sources.base import Columns, Size, Source, SourceSnapshot, by_window, content_hash
 from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, read_footers, rows_by_window
 from sparkdl.pipeline.sources.parquet_times import (
     check_alike,
@@ -37,6 +37,7 @@ from sparkdl.pipeline.sources.parquet_times import (
 )
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
+from sparkdl.pipeline.windows import MALFORMED
 from sparkdl.storage import Entry, Storage
 from sparkdl.tables.parquet import HIVE_NULL
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError, first_line
-from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
+from sparkdl.pipeline.sources.base import Source, SourceSnapshot
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.window_column import window_column
-from sparkdl.pipeline.windows import NO_TIME, WHOLE, Span, spans
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, WINDOW, Span, spans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,14 +22,13 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
 from sparkdl.pipeline.judging.drift import Drift, compare, decide
 from sparkdl.pipeline.rows.parts import parts_to_do
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all
-from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.pipeline.windows import NO_TIME, WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

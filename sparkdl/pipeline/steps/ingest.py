@@ -35,7 +35,6 @@ from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
 from sparkdl.pipeline.rows.transform import arrow_types, transformed
 from sparkdl.pipeline.rows.validate import QUARANTINE, clean_columns, fingerprints, validate_rows
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
 from sparkdl.pipeline.spec import PipelineSpec
@@ -43,7 +42,7 @@ from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, deleted_text, due, span
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, WINDOW, ahead, deleted_text, due, span
 from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.staged import StagedWrite
 

@@ -21,7 +21,6 @@ from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.rows.parts import unseen_rows
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
@@ -30,6 +29,7 @@ from sparkdl.pipeline.state.results import Live, LiveError, Scored
 from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.score import scored_windows
+from sparkdl.pipeline.windows import WINDOW
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:

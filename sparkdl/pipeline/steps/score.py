@@ -14,14 +14,13 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.pipeline.rows.parts import parts_to_do, rows_of
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
 from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.windows import NO_TIME, Parts
+from sparkdl.pipeline.windows import NO_TIME, WINDOW, Parts
 from sparkdl.tables.table import AppTransaction, Table
 
 if TYPE_CHECKING:

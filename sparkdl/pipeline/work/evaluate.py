@@ -32,11 +32,11 @@ from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.slices import Slices
 from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import unit_of
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
+from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
 from sparkdl.scoring.score import score
 

@@ -26,11 +26,10 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.results import Shards
-from sparkdl.pipeline.windows import Part
+from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
     Labels,

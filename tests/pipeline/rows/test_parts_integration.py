@@ -10,7 +10,7 @@ import pytest
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.expect import columns_of
 from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
-from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.windows import WINDOW
 
 TEXT = """
 source: {kind: parquet, path: /none, key: id}

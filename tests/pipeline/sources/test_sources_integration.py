@@ -7,11 +7,10 @@ import pytest
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import of_windows, read_rows
 from sparkdl.pipeline.spec.source import CsvSource, SparkSource, SqlSource
-from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.pipeline.windows import NO_TIME, WINDOW
 
 AT = "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id)"
 KINDS = {
