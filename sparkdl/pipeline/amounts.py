@@ -26,8 +26,6 @@ _STEP_SECONDS, _ROW_SECONDS = 5e-3, 16e-6
 """A step of the default network, and each row of it, take about as long on one processor: measured 2026-11 with layers
 of 128 (64 rows of 28 features 5 ms, 256 rows of 9 7 ms), and a quarter more for those of 192 (docs/quality.md)."""
 
-__all__ = ["Amount", "amounts_of", "with_seconds"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:

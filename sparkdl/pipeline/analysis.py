@@ -27,8 +27,6 @@ from sparkdl.pipeline.spec import PipelineSpec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Analysis", "analysed"]
-
 _SECONDS = 180
 """Until a Spark that does not come up is given up."""
 _ELSEWHERE = ("TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_ROUTINE", "SCHEMA_NOT_FOUND")

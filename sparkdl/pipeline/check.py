@@ -24,8 +24,6 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.storage import Storage, check_places
 from sparkdl.storage.address import looks_like_a_table
 
-__all__ = ["check_source", "places_written", "problems_of"]
-
 _NOT_LOOKED = "the columns of the source were not looked at"
 
 

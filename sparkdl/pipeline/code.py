@@ -25,8 +25,6 @@ from sparkdl.pipeline.file.problems import Path as FilePath
 from sparkdl.pipeline.spec import PipelineSpec, Range
 from sparkdl.storage import sha256_hex
 
-__all__ = ["arguments_of", "code_folder", "code_hash", "importable", "imported", "named_functions", "split_target"]
-
 
 def named_functions(spec: PipelineSpec) -> Iterator[tuple[FilePath, str]]:
     """Yield the path and the name of every function that the file names."""

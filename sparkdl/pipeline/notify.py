@@ -25,8 +25,6 @@ from sparkdl.pipeline.spec import Notify
 from sparkdl.pipeline.spec.base import command_words
 from sparkdl.pipeline.state.record import RunRecord
 
-__all__ = ["SECONDS", "notify"]
-
 SECONDS = 60.0
 """Time that the command has, and the webhook."""
 _LONGEST = 2000

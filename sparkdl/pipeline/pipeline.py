@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.init.made_up import Example
 
-__all__ = ["Pipeline"]
-
 _WINDOW = {"day": r"\d{4}-\d{2}-\d{2}", "hour": r"\d{4}-\d{2}-\d{2}(T\d{2})?"}
 
 

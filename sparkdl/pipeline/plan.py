@@ -26,8 +26,6 @@ from sparkdl.pipeline.steps.ingest import deleted_windows, source_windows
 from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_learn
 from sparkdl.pipeline.windows import Parts, ahead
 
-__all__ = ["Plan", "PlannedStep", "plan_of"]
-
 StepState = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""

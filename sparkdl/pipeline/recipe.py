@@ -17,8 +17,6 @@ from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.spec.training import RULES
 from sparkdl.pipeline.trials import chosen_by, compared_by
 
-__all__ = ["SMOOTHING", "accuracy_column", "calibrates", "recipe_of", "settled_train", "smoothing_of", "with_recipe"]
-
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 6, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
 _MOST_EPOCHS_OF_CLASSES, _RATE_OF_CLASSES = 20, 0.016

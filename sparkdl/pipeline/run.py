@@ -35,8 +35,6 @@ from sparkdl.storage.session import default_filesystem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_champion", "execute", "leave"]
-
 _LOADING_SECONDS = 30.0
 _HEAVY = "sparkdl.pipeline.work.search", "sparkdl.pipeline.work.evaluate"
 """What makes models and predictions; torch comes with it."""

@@ -17,8 +17,6 @@ from sparkdl.pipeline.file.decode import whole_file
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.spec.base import known_sections
 
-__all__ = ["PAGE", "render", "schema", "write"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.schema.json"
 
 

@@ -33,18 +33,6 @@ from sparkdl.storage.session import spark_defaults
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "SMALL",
-    "code_for_workers",
-    "configured_elsewhere",
-    "open_session",
-    "settings_of",
-    "start_torch_daemon",
-    "storage_to_come",
-    "torch_for_workers",
-]
-
-
 SMALL = 128 << 20
 """Bytes of a source below which Java's quick compiler alone is faster from end to end, on one machine.
 

@@ -23,8 +23,6 @@ from sparkdl.pipeline.steps import STEPS
 from sparkdl.pipeline.steps.ingest import source_windows
 from sparkdl.pipeline.windows import ahead
 
-__all__ = ["Status", "status_of"]
-
 _LOOK_BACK = 10
 """Records that are read: runs with nothing new did not look for drift."""
 

@@ -16,8 +16,6 @@ from sparkdl.pipeline.status import Status
 from sparkdl.pipeline.windows import NO_TIME, PARTS, deleted_text
 from sparkdl.storage import size_text
 
-__all__ = ["plan_lines", "status_lines", "summary_lines"]
-
 Line = tuple[str, str]
 _PLACES = ("clean", "quarantine", "predictions", "record", "report")
 _SHOWN = 6

@@ -22,19 +22,6 @@ from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 
-__all__ = [
-    "OWN_NETWORK",
-    "chosen_by",
-    "chosen_settings",
-    "compared_by",
-    "metrics_of_trials",
-    "search_problems",
-    "takes_whole_numbers",
-    "trials_of",
-    "typed_settings",
-    "with_settings",
-]
-
 OWN_NETWORK = "sparkdl.models.networks:TabularEnsemble"
 """The network where the file names none."""
 MAX_TRIALS = 1000

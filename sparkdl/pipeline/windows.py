@@ -23,23 +23,6 @@ from typing import Literal, NamedTuple
 
 from sparkdl.errors import DataError
 
-__all__ = [
-    "MALFORMED",
-    "NO_TIME",
-    "PARTS",
-    "WHOLE",
-    "WINDOW",
-    "Part",
-    "Parts",
-    "Span",
-    "ahead",
-    "deleted_text",
-    "due",
-    "span",
-    "spans",
-    "split_by_time",
-]
-
 WHOLE = "all"
 """The one window of a source without a time column."""
 

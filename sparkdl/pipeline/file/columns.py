@@ -12,8 +12,6 @@ from sparkdl.pipeline.file.conditions import misspelt
 from sparkdl.pipeline.file.problems import Path, listed, near_column
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
-__all__ = ["misfits", "read_of_source"]
-
 Columns = Mapping[str, pa.DataType | None]
 Mistakes = Iterator[tuple[Path, str]]
 

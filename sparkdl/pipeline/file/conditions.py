@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from sparkdl.pipeline.file.problems import near_column, nearest
 
-__all__ = ["misspelt", "sql_problem"]
-
 _TOKEN = re.compile(
     r"(?P<skip>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|\d[\w.]*|\s+)"
     r"|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[^\W\d]\w*)|(?P<other>.)",

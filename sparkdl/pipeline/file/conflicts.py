@@ -38,8 +38,6 @@ from sparkdl.pipeline.spec.bounds import MIN_GROUPS, Floor, least_groups
 from sparkdl.pipeline.spec.data import OUTCOMES
 from sparkdl.pipeline.spec.operation import metrics_of
 
-__all__ = ["contradictions"]
-
 _TELLING_ADDRESS = re.compile(
     r"[?&;]\s*([\w.-]*(signature|token|secret|passw(or)?d|pwd|credential|access_?key(_?id)?)|sig|sas|pat)\s*="
     r"|://[^/\s@:]+:[^/\s@]*@",

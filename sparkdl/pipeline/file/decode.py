@@ -15,17 +15,6 @@ from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown
 from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type, section_type, spelled
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
-__all__ = [
-    "Decoder",
-    "alternatives",
-    "fields_of",
-    "is_of_type",
-    "sections_of",
-    "spelled_out",
-    "wanted",
-    "whole_file",
-]
-
 
 class _NoValue:
     """What stands for a value that could not be made."""

@@ -15,8 +15,6 @@ from sparkdl.pipeline.file.problems import Problems, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown, typed
 from sparkdl.pipeline.spec.base import Secret
 
-__all__ = ["Environment", "tells_a_secret"]
-
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)?\{((?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\})?")
 _SECRET = re.compile(
     r"secret|token(?!i[sz])|passw(?:or)?d|passphrase|pwd|credential|(?:[\W_]|(?-i:[a-z](?=P)))pass$"

@@ -28,8 +28,6 @@ from sparkdl.storage.address import looks_like_a_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PipelineFile", "beside", "draft", "load", "loads"]
-
 _LEAST_SECRET = 6
 _RANGE = re.compile(r"(?P<stem>.*?)(?P<first>\d+)\.\.(?P=stem)(?P<last>\d+)")
 MAX_COLUMNS = 10_000

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from sparkdl.errors import PipelineFileError
 
-__all__ = ["Path", "Problems", "choices", "dotted", "listed", "near_column", "nearest"]
-
 Path = tuple[str | int, ...]
 """The keys and positions that lead to a value."""
 _LISTED = 12

@@ -18,8 +18,6 @@ from sparkdl.pipeline.file.environment import tells_a_secret
 from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.spec.base import Secret
 
-__all__ = ["HIDDEN", "host_of", "plain", "shown", "shown_setting"]
-
 HIDDEN = "(hidden)"
 
 _FREE = (("source", "options"), ("spark", "conf"))

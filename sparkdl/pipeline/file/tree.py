@@ -15,8 +15,6 @@ import yaml
 
 from sparkdl.pipeline.file.problems import Problems
 
-__all__ = ["MAX_BYTES", "Listing", "Node", "Scalar", "Section", "Unknown", "flow", "parse", "typed"]
-
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
 MAX_NODES = 20_000

@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 
 from sparkdl.columns.types import is_text
 
-__all__ = ["COUNTED_ROWS", "Counted", "count_hours", "count_values"]
-
 COUNTED_ROWS, _AT_ONCE = 64_000_000, 16_000_000
 """Rows of a table whose keys are counted, and hashes that are kept in memory at a time."""
 

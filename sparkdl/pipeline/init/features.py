@@ -21,8 +21,6 @@ from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
 from sparkdl.pipeline.init.values import other_texts
 
-__all__ = ["MAX_FEATURES", "Choice", "choose"]
-
 MAX_FEATURES = 2000
 _CODE = re.compile(
     r"(code|type|kind|class|category|status|zip|plz|postcode|channel|region|country|store|group|department|dept|state|fips|industry|occupation|sector|rater)",

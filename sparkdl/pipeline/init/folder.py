@@ -11,8 +11,6 @@ from pathlib import Path
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.storage import Storage
 
-__all__ = ["module_of", "new_folder", "write_folder"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _MODEL = '''\

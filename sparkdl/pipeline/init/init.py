@@ -28,8 +28,6 @@ from sparkdl.pipeline.rows.expect import OWN
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Initialised", "init"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Initialised:

@@ -15,8 +15,6 @@ from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 from sparkdl.pipeline.work.network import described
 
-__all__ = ["Example", "example_of"]
-
 _LENGTH = 3
 """The length of vectors, lists, vocabularies and classes that the file leaves open."""
 

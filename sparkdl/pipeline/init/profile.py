@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 
-__all__ = ["SKEWED", "Kind", "Profile", "count_of", "profile_of", "share_of"]
-
 Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
 SKEWED = 2.0
 """Skew from which on numbers are said to be skewed."""

@@ -19,8 +19,6 @@ from sparkdl.pipeline.init.profile import Profile, count_of, share_of
 from sparkdl.pipeline.init.table import Rows
 from sparkdl.pipeline.spec import prediction_columns
 
-__all__ = ["Key", "Label", "When", "find_key", "find_label", "find_time", "looks_like_an_id"]
-
 _ID = re.compile(r"^(id|key|uuid|guid|index|row|rownum|row_?(id|number)|__index_level_0__|unnamed: ?0)$", re.IGNORECASE)
 _SOME_ID = re.compile(r"([_ .-](id|key|uuid|guid|no|nr|number)|(?<=[a-z])(Id|ID|Key|UUID))$|^id[_ .-]|uuid|guid", re.I)
 _LABELS = (

@@ -12,8 +12,6 @@ from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.roles import When
 from sparkdl.pipeline.windows import split_by_time
 
-__all__ = ["Plan", "plan_for"]
-
 _ENOUGH = 100
 """Held-out rows that the gate asks for by default."""
 _TESTED = 700

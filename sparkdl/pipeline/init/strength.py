@@ -15,8 +15,6 @@ from sparkdl.metrics.measure import metric_over
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.init.profile import Profile
 
-__all__ = ["Labelled", "near_duplicates", "too_good"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _STRONG, _SAME = 0.98, 0.999

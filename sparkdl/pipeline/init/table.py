@@ -30,8 +30,6 @@ from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table
 
-__all__ = ["SAMPLE_ROWS", "CatalogRows", "Kind", "ParquetRows", "Rows", "Sample", "kind_of"]
-
 SAMPLE_ROWS, SAMPLE_BYTES = 100_000, 128 << 20
 """The most that a sample has; bytes in memory."""
 _PARTS = 32

@@ -51,8 +51,6 @@ from sparkdl.pipeline.sources.files import (
 )
 from sparkdl.storage import Storage
 
-__all__ = ["CsvRows", "JsonRows", "rows_of"]
-
 _BLOCK, _BLOCKS = 1 << 20, 32
 _WHOLE = 32 << 20
 """Bytes of files that are read whole."""

@@ -18,24 +18,6 @@ from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.columns.types import is_text
 
-__all__ = [
-    "PLACES",
-    "TIMES",
-    "DateFormat",
-    "any_of",
-    "date_format_of",
-    "ddl",
-    "has_commas",
-    "has_points",
-    "has_points_alone",
-    "is_nothing",
-    "nothing_of",
-    "numbers_of_texts",
-    "other_texts",
-    "strays_of",
-    "typed",
-]
-
 _NOTHING = (
     *("NA", "N/A", "NULL", "null", "NaN", "nan", "NAN", "-nan", "None", "?", "-", "\\N"),
     *("n/a", "na", "none", "#N/A", "<NA>", "."),

@@ -22,8 +22,6 @@ from sparkdl.pipeline.recipe import SMOOTHING, recipe_of, with_recipe
 from sparkdl.pipeline.spec import Train, prediction_columns
 from sparkdl.pipeline.spec.training import RULES
 
-__all__ = ["Draft", "pipeline_text"]
-
 _RANGES, _READ = 5, 20
 _PLAIN = re.compile(r"[^\W\d_](?:[\w ()%/+-]*[\w)%])?", re.ASCII)
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))

@@ -20,8 +20,6 @@ from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows, Task
 from sparkdl.metrics.sums import quantile_losses
 
-__all__ = ["Baseline", "LabelSummary", "baseline_of", "best_guess", "is_better", "summary_of"]
-
 _SQUARED, _ABSOLUTE, _QUANTILES = ("mse", "rmse", "r2"), ("mae", "mape"), ("pinball",)
 _PROBABILITIES, _RANKS = ("log_loss", "brier"), ("auc", "average_precision")
 _CLASSES = ("accuracy", "precision", "recall", "f1")

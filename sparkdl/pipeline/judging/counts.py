@@ -18,8 +18,6 @@ from sparkdl.documents.typed import Count
 from sparkdl.features.spec import Category, Encoded, Feature, Number
 from sparkdl.features.statistics import LENGTHS, Statistics, edges_of
 
-__all__ = ["Categories", "Counts", "Histogram", "counts_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histogram:

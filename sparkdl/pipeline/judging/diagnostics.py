@@ -16,8 +16,6 @@ import numpy.typing as npt
 from sparkdl.metrics.measure import CalibrationBin, calibration, confusion
 from sparkdl.metrics.rows import Floats, Ints, Rows
 
-__all__ = ["OTHERS", "Confusion", "Diagnostics", "Histogram", "Plane", "diagnose"]
-
 OTHERS = "(others)"
 _BINS, _CELLS, _POINTS, _CLASSES = 40, 24, 100, 20
 _LARGEST = 1e150

@@ -32,8 +32,6 @@ from sparkdl.pipeline.spec import Drift as Section
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Action", "Drift", "FeatureDrift", "Measure", "compare", "count_range", "decide"]
-
 Action = Literal["none", "warn", "retrain", "fail"]
 FALSE_ALARMS = 0.01
 LEAST_EXPECTED = 5

@@ -29,15 +29,6 @@ from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.baseline import Baseline
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
 
-__all__ = [
-    "Decision",
-    "Gate",
-    "Mode",
-    "Outcome",
-    "decide",
-    "gains",
-]
-
 Mode = Literal["better", "not_worse"]
 Outcome = Literal[
     "first",  # there is no champion, or none before this one

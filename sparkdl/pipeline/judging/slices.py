@@ -16,8 +16,6 @@ from sparkdl.metrics.measure import Measured, measure
 from sparkdl.metrics.rows import Ints, Rows
 from sparkdl.metrics.sums import losses_of
 
-__all__ = ["LEAST_ROWS", "MISSING", "OTHERS", "Slices"]
-
 MISSING, OTHERS = "(missing)", "(others)"
 LEAST_ROWS = 30
 """Rows that a slice needs to be among the worst: the worst of all are slices of one row, by chance."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from sparkdl.pipeline.judging.diagnostics import Diagnostics, Histogram, Plane
 from sparkdl.pipeline.state.results import Evaluated, Live, Trained
 
-__all__ = ["Drawing", "Shape", "bar", "diagnostic_figures", "interval", "learning_curves", "live_error", "ticks"]
-
 WIDTH, WIDE, HEIGHT = 440, 900, 264
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 42
 MODELS = ("challenger", "champion before")

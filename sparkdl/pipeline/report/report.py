@@ -44,8 +44,6 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["GENERATOR", "has_report", "report_html", "report_of", "write_report"]
-
 GENERATOR = "sparkdl report 4"
 """What wrote the page; raise the number when the page changes, and ``sparkdl report`` writes it anew."""
 _HEAD = 2000

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from sparkdl.columns.numpy_arrow import from_numpy, from_values, to_numpy
 from sparkdl.pipeline.rows.expect import KEPT
 
-__all__ = ["ArrowCondition", "Judge", "arrow_condition"]
-
 _NAME = r"(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))"
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
 _END = r"(?=\s|\)|$)"

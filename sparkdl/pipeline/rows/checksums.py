@@ -21,8 +21,6 @@ from sparkdl.tables.parquet import FileRow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["AS_READ", "RowChecksum", "check_counts", "check_files", "check_hashes", "counted"]
-
 AS_READ = "as read"
 """Stands for the fingerprint of a window that is due whatever it is: the pass that writes the rows tells it."""
 

@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = [
-    "BROKEN",
-    "DUPLICATE",
-    "KEPT",
-    "OUTCOME",
-    "OWN",
-    "SALT",
-    "SLOT",
-    "Outcomes",
-    "check_shares",
-    "columns_hash",
-    "columns_of",
-    "condition_of",
-    "content_hash",
-    "validated",
-]
-
 OUTCOME, BROKEN, SALT, SLOT = "_outcome", "_broken", "_salt", "_slot"
 KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
 """Outcomes of rows that are valid, and of rows whose key another row has; every other outcome is a reason."""

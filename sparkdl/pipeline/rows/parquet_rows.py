@@ -27,8 +27,6 @@ from sparkdl.tables.scan.read import ScanTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ParquetRows", "parquet_rows"]
-
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 16 << 20
 _MOST_KEYS = 10_000_000
 """Values of keys that the driver compares."""

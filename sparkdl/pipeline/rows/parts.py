@@ -24,8 +24,6 @@ from sparkdl.pipeline.windows import NO_TIME, PARTS, WINDOW, Part, Parts, split_
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
-
 _SLOTS = 1_000_000
 
 

@@ -21,8 +21,6 @@ from sparkdl.pipeline.windows import WINDOW
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["arrow_types", "select_from_source", "sql_refused", "transformed"]
-
 
 def transformed(spark: SparkSession, file: PipelineFile, rows: DataFrame) -> DataFrame:
     """The rows as the transform leaves them; it may drop ``_window`` as long as it keeps the column that decides it.

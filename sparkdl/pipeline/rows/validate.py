@@ -33,8 +33,6 @@ from sparkdl.tables.parquet import FileRow, WriteTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QUARANTINE", "clean_columns", "fingerprints", "validate_rows"]
-
 _LINE = "__sparkdl_line"
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""

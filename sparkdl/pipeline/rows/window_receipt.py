@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from sparkdl.documents.typed import Count
 from sparkdl.tables.table import Table
 
-__all__ = ["Tables", "WindowReceipt", "transformed"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WindowReceipt:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
 
-__all__ = ["Columns", "Size", "Source", "SourceSnapshot", "by_window", "content_hash"]
-
 _BYTES_PER_ROW = 100
 
 

@@ -16,8 +16,6 @@ from sparkdl.tables.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["delta_source"]
-
 
 def delta_source(section: DeltaSource) -> Source:
     """A Delta table, by what the section calls it."""

@@ -14,8 +14,6 @@ from sparkdl.compat.spark_errors import jar_error, told_by_java
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.storage import outage_error, store_error
 
-__all__ = ["source_errors"]
-
 _KIND = re.compile(r"\[(FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE)[.\w]*\]")
 _FILE = re.compile(r"(?:reading file|file|[Pp]ath does not exist:) ((?:file:|\w[\w+.-]*:/)\S+?)\.?(?=[\s,]|$)")
 _CAUSE = re.compile(r"Caused by: ([\w.$]+): (.+?)(?=\n\s+at |\nCaused by: |\Z)", re.DOTALL)

@@ -45,21 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "CsvFiles",
-    "JsonFiles",
-    "ParquetFiles",
-    "columns_of_ddl",
-    "first_lines",
-    "header_names",
-    "partition_root",
-    "partition_scalar",
-    "partition_types",
-    "partition_values",
-    "separator",
-    "unpacked",
-]
-
 csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # else a cell above 131,072 characters is an error
 _HEAD = 256 << 10
 """Bytes of a text file that are looked at."""

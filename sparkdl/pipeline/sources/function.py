@@ -15,8 +15,6 @@ from sparkdl.pipeline.windows import Span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RowsFunction", "frame_of"]
-
 
 @dataclass(frozen=True)
 class RowsFunction(Source):

@@ -19,8 +19,6 @@ from sparkdl.pipeline.spec.source import JdbcSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Database"]
-
 _DRIVERS: Mapping[str, str] = {
     "postgresql": "org.postgresql.Driver",
     "mysql": "com.mysql.cj.jdbc.Driver",

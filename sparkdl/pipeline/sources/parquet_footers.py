@@ -18,8 +18,6 @@ from sparkdl.pipeline.windows import WHOLE, WINDOW
 from sparkdl.storage import Storage
 from sparkdl.tables.record import TableFile
 
-__all__ = ["ParquetFooters", "footers_of", "read_footers", "rows_by_window"]
-
 _MOST_FILES = 256
 """Files whose footers the driver reads; each takes a millisecond or two."""
 _SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"

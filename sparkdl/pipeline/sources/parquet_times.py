@@ -20,17 +20,6 @@ from sparkdl.errors import SchemaError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "check_alike",
-    "check_types",
-    "in_microseconds",
-    "microseconds",
-    "nanosecond_columns",
-    "nanoseconds_as_numbers",
-    "schema_of",
-    "times_of_spark",
-]
-
 _AS_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
 _NO_ZONES = "spark.sql.parquet.inferTimestampNTZ.enabled"
 _ALIKE = {

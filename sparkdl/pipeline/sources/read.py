@@ -16,8 +16,6 @@ from sparkdl.pipeline.windows import NO_TIME, WHOLE, WINDOW, Span, spans
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_unchanged", "of_windows", "read_rows", "with_windows"]
-
 _MOMENTS = ("date", "timestamp", "timestamp_ntz")
 _AROUND = timedelta(days=2)
 """What a range of time has more at its ends: session and database may tell midnight by zones 26 hours apart."""

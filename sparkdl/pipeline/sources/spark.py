@@ -13,8 +13,6 @@ from sparkdl.pipeline.spec.source import SparkSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkReader"]
-
 _KNOWS_TABLES = re.compile("delta|iceberg|hudi|hoodie", re.IGNORECASE)
 
 

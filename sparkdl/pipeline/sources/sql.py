@@ -13,8 +13,6 @@ from sparkdl.pipeline.spec.source import SqlSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Query"]
-
 _FILES_IN_SQL = re.compile(r"\b(?:parquet|orc|avro|csv|json|text)\s*\.\s*`([^`]+)`", re.IGNORECASE)
 
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from sparkdl.errors import ConfigError, StorageError
 from sparkdl.storage import Storage
 
-__all__ = ["TableFilesError", "check_names_in", "check_no_table_at", "check_plain_files", "fixed_part"]
-
 _REMEDIES = {
     "Delta": "source: {{kind: delta, table: {root}}}",
     "Iceberg": "source: {{kind: spark, table: CATALOG.SCHEMA.TABLE}}, or format: iceberg with path: {root}",

@@ -19,8 +19,6 @@ from sparkdl.pipeline.windows import NO_TIME, WHOLE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["window_column", "window_of"]
-
 _DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _FORMS = {"day": f"^{_DAY}$", "hour": f"^{_DAY}T([01][0-9]|2[0-3])$"}
 """How names of windows look, by how long one is; whether there is such a day they do not tell."""

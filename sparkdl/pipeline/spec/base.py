@@ -16,28 +16,6 @@ from msgspec import Meta, inspect
 
 from sparkdl.errors import ConfigError
 
-__all__ = [
-    "Column",
-    "Columns",
-    "Count",
-    "Duration",
-    "Fraction",
-    "Function",
-    "Name",
-    "Positive",
-    "Refused",
-    "Secret",
-    "Section",
-    "Text",
-    "bound_broken",
-    "command_words",
-    "hours_of",
-    "known_sections",
-    "plain_type",
-    "section_type",
-    "spelled",
-]
-
 Wrong = tuple[str, str]
 """A field (empty for the section as a whole) and the sentence that follows its name."""
 

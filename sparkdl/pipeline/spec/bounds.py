@@ -13,14 +13,6 @@ from dataclasses import dataclass
 from sparkdl.errors import ConfigError
 from sparkdl.metrics.names import HIGHER_IS_BETTER, check_metric_name
 
-__all__ = [
-    "MIN_GROUPS",
-    "RESAMPLES",
-    "Floor",
-    "least_groups",
-    "least_resamples",
-]
-
 MIN_GROUPS, RESAMPLES = 5, 2000
 """What a gate asks for if it is not told; a high confidence needs more of both."""
 _FLOOR = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")

@@ -13,19 +13,6 @@ from msgspec import Meta, field
 from sparkdl.pipeline.spec.base import Column, Columns, Duration, Fraction, Function, Positive, Section, Text, Wrong
 from sparkdl.pipeline.spec.source import Scalar
 
-__all__ = [
-    "LOSSES",
-    "ColumnSplit",
-    "Expectation",
-    "HashSplit",
-    "Label",
-    "Split",
-    "TimeSplit",
-    "Transform",
-    "prediction_columns",
-    "quantile_column",
-]
-
 LOSSES = {
     "regression": ("mse", "mae", "huber", "poisson"),
     "quantiles": ("pinball",),

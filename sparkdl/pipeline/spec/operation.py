@@ -15,8 +15,6 @@ from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Secret
 from sparkdl.pipeline.spec.bounds import Floor
 from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells_who
 
-__all__ = ["Drift", "Keep", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
-
 _Metric = Literal[
     "mse", "rmse", "mae", "mape", "r2", "pinball", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
     "log_loss",

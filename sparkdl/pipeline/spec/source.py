@@ -12,22 +12,6 @@ from msgspec import Meta, field
 
 from sparkdl.pipeline.spec.base import Column, Columns, Function, Section, Text, Wrong, hours_of
 
-__all__ = [
-    "CsvSource",
-    "DeltaSource",
-    "FunctionSource",
-    "JdbcSource",
-    "JsonSource",
-    "ParquetSource",
-    "Scalar",
-    "SourceSection",
-    "SparkSource",
-    "SqlSource",
-    "TableOrPath",
-    "half_a_name",
-    "tells_who",
-]
-
 Scalar = str | int | float | bool
 TableOrPath = Annotated[
     str,

@@ -14,8 +14,6 @@ from sparkdl.estimator.params.spec import SPECS
 from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
 from sparkdl.pipeline.spec.source import Scalar
 
-__all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "RULES", "Model", "Range", "Search", "Train"]
-
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
 RULES = {

@@ -24,8 +24,6 @@ from sparkdl.pipeline.spec.operation import (
 from sparkdl.pipeline.spec.source import SourceSection
 from sparkdl.pipeline.spec.training import Model, Search, Train
 
-__all__ = ["PipelineSpec"]
-
 
 class PipelineSpec(Section, frozen=True, kw_only=True):
     """A pipeline: which rows become which model, when it is good enough, and what it predicts."""

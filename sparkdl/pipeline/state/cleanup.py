@@ -22,8 +22,6 @@ from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.state.run import State
 from sparkdl.storage import Storage
 
-__all__ = ["clean_up"]
-
 Used = Set[tuple[str, str]]
 """Names of steps, with the key of what a run has made or taken."""
 _KEY = re.compile(r"[0-9a-f]{32}")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.state.run import Run
 
-__all__ = ["Stale", "Step", "nothing_new", "stale_of", "walk"]
-
 
 class Step:
     """One step of a pipeline: what should be there, and how it is made. Each is one file of ``steps/``.

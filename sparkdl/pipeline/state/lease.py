@@ -31,8 +31,6 @@ from sparkdl.observe import logger
 from sparkdl.storage import Storage
 from sparkdl.tables.engine import Fence
 
-__all__ = ["Clock", "Holder", "Lease", "LeaseLostError", "LeaseTakenError", "holder_of", "lease"]
-
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 300.0
 """Silence after which a lease is over."""

@@ -13,8 +13,6 @@ from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.storage import Storage
 
-__all__ = ["Project"]
-
 
 @dataclass(frozen=True)
 class Project:

@@ -26,8 +26,6 @@ from sparkdl.pipeline.state.lease import Lease
 from sparkdl.storage import Storage, sha256_hex
 from sparkdl.tables.table import Table
 
-__all__ = ["AssumedReceipts", "Receipt", "ReceiptTable", "StepNote", "content_key", "replacing"]
-
 T = TypeVar("T")
 
 _SCHEMA = pa.schema(

@@ -25,8 +25,6 @@ from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.storage import Storage
 
-__all__ = ["EXIT_CODES", "Outcome", "RunRecord", "exit_code_of"]
-
 Outcome = Literal[
     "running", "promoted", "scored", "stopped", "nothing new", "not promoted", "lost", "refused", "failed"
 ]

@@ -16,22 +16,6 @@ from sparkdl.pipeline.judging.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
 
-__all__ = [
-    "Boosted",
-    "Calibrated",
-    "Drifted",
-    "Evaluated",
-    "Intervals",
-    "Live",
-    "LiveError",
-    "Published",
-    "Scored",
-    "Shards",
-    "Trained",
-    "Trial",
-    "Tried",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:

@@ -28,8 +28,6 @@ from sparkdl.tables.table import AppTransaction, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Run", "RunRequest", "State"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:

@@ -20,8 +20,6 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
-__all__ = ["RUNS", "add_run", "records", "row_of"]
-
 RUNS = pa.schema(
     [
         ("run_id", pa.string()),

@@ -33,8 +33,6 @@ from sparkdl.pipeline.windows import NO_TIME, WINDOW
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DriftStep", "Looked", "decided", "thresholds_key"]
-
 VERSION = 1
 """The version of how windows are compared; raise it when that changes."""
 _MOST_WINDOWS = 48

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.work.prepare import Prepared
 
-__all__ = ["EvaluateStep", "PublishStep", "judged_against", "publish_inputs", "published_now"]
-
 VERSION = 2
 """The version of how a model is judged and published; raise it when that changes."""
 

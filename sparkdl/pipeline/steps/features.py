@@ -26,8 +26,6 @@ from sparkdl.pipeline.work.labels import FittedLabel, Labels
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["VERSION", "FeaturesStep", "FittedFeatures", "features_key", "features_of", "fitted_key"]
-
 VERSION = 3
 """The version of how features are fitted and shards cut; raise it when that changes."""
 

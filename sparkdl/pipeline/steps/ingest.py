@@ -49,17 +49,6 @@ from sparkdl.tables.staged import StagedWrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "IngestStep",
-    "Ingested",
-    "deleted_windows",
-    "ingest",
-    "rules_of",
-    "source_windows",
-    "tell_deleted",
-    "window_key",
-]
-
 VERSION = 4
 """The version of how rows are validated and hashed; raise it when that changes."""
 _DECIDING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.timestampType", "spark.sql.legacy.")

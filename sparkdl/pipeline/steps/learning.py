@@ -14,16 +14,6 @@ from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import NoLabelsError
 
-__all__ = [
-    "key_to_learn",
-    "learn_from_all",
-    "learns_from_all",
-    "part_rows",
-    "parts_to_learn",
-    "unless_labels_are_missing",
-    "windows_and_key",
-]
-
 
 def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
     """The windows of each part, and why nothing is learnt although that was asked for.

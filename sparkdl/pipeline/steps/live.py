@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.work.labels import FittedLabel
 
-__all__ = ["LiveStep"]
-
 VERSION = 2
 """The version of how errors are measured; raise it when that changes."""
 _MOST_WINDOWS = 100

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.work.labels import FittedLabel
 
-__all__ = ["ScoreStep", "scored_windows", "windows_to_score"]
-
 VERSION = 1
 """The version of what a row of predictions holds; raise it when that changes."""
 _OWN = {WINDOW, "model_version", "run_id", "scored_at"}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sparkdl.pipeline.work.prepare import Prepared
     from sparkdl.shards.manifest import Manifest
 
-__all__ = ["ShardsStep", "prepared_of", "shards_key"]
-
 
 class ShardsStep(Step):
     """Two shard sets of what the training and validation rows become under the fitted features."""

@@ -24,8 +24,6 @@ from sparkdl.pipeline.work.labels import labelled
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TrainStep", "TrialStep", "train_key", "trained_now", "trial_key"]
-
 VERSION = 7
 """The version of how a model is trained; raise it when that changes."""
 

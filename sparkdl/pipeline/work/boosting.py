@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from sparkdl.pipeline.work.prepare import Prepared
 
-__all__ = ["TreeRows", "boosted", "faster_threads", "train_trees", "training_matrix", "tree_rows"]
-
 MOST_ROWS = 300_000
 MOST_VALUES = 30_000_000
 """Rows by columns and outputs that are held at once, of 8 bytes each; of more rows, a share is drawn by a hash."""

@@ -27,8 +27,6 @@ from sparkdl.scoring.rows import score_rows
 if TYPE_CHECKING:
     from sparkdl.estimator.model import TorchModel
 
-__all__ = ["adjustments_of", "temperature_of"]
-
 MOST_ROWS = 200_000
 """Validation rows that a temperature is fitted to; one number needs no more."""
 _BATCH = 8_192

@@ -43,19 +43,6 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "drawn",
-    "evaluate",
-    "gate_of",
-    "held_out",
-    "judged_label",
-    "label_summaries",
-    "numbers",
-    "predicted",
-    "with_last_values",
-    "with_quantiles",
-]
-
 _LEAST_WINDOWS = 8
 _MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""

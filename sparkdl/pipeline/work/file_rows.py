@@ -22,8 +22,6 @@ from sparkdl.tables.scan.plan import TableScan, tasks_at_once
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FileRows"]
-
 POINTS = 10_000
 """Numbers that stand for those of a column in a block of rows, each for as many: ranks are off by half of that."""
 BLOCK_NUMBERS = 20_000_000

@@ -23,18 +23,6 @@ from sparkdl.pipeline.spec.base import spelled
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "FittedLabel",
-    "Labels",
-    "NoLabelsError",
-    "check_labels",
-    "check_weight",
-    "encoded",
-    "fit_labels",
-    "labelled",
-    "same_label",
-]
-
 _MOST_CLASSES = 10_000
 _MOST_NUMBERS = 25_000_000
 _REACH = 2.0

@@ -21,8 +21,6 @@ from sparkdl.pipeline.spec import Label, Model
 from sparkdl.pipeline.trials import OWN_NETWORK
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
-__all__ = ["described", "factory_of", "make_network"]
-
 
 def described(features: Features, labels: Labels, sections: Mapping[str, Label]) -> dict[str, Any]:
     """What a factory is called with as ``features``: plain values that travel in the bundle.

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Schedule", "make_optimizer"]
-
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 

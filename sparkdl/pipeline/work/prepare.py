@@ -50,8 +50,6 @@ from sparkdl.tables.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Prepared", "champions_features", "cut_shards", "fit_features"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:

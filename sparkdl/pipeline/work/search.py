@@ -42,8 +42,6 @@ from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, tra
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TrialResults", "best_of", "train_trials"]
-
 
 class TrialResults:
     """What trials come to, as receipts: in the end by their key, and before by one of that and a number of epochs."""

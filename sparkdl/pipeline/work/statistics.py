@@ -42,8 +42,6 @@ from sparkdl.features.statistics import KNOTS, PROBABILITIES, Running, Statistic
 from sparkdl.features.tokens import Functions
 from sparkdl.pipeline.work.file_rows import FileRows
 
-__all__ = ["spark_statistics", "window_statistics"]
-
 ACCURACY = 10_000
 """The accuracy of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
 

@@ -43,8 +43,6 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Look", "checkpoints_of", "network_of", "train"]
-
 _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mse": nn.MSELoss,
     "mae": nn.L1Loss,
