@@ -1,7 +1,6 @@
 """How much the steps of a planned run have before them: rows, bytes, seconds, as far as files and earlier runs tell.
 
-Enters: the sizes of the source's windows, the receipts, the records of earlier runs. Leaves: an ``Amount`` a step. Rows
-come from a table's log, from the footers of Parquet files and from receipts; what none of these tells is None.
+Rows come from a table's log, from the footers of Parquet files and from receipts; what none of these tells is None.
 Seconds are those of the newest run that did the step, in proportion to the rows; without such a run None, too, but for
 a training of the default network, whose steps were timed when it was chosen.
 """

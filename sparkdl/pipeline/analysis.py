@@ -1,8 +1,7 @@
 """What Spark's analyser says of the SQL of a pipeline file, over columns without a row.
 
-Enters: a file's ``spec`` and the columns of its source. Leaves: an ``Analysis``. The active session is asked; without
-one, a Spark that starts on this machine for the purpose, as a process of its own, so that the session of a later run
-has the settings of its file; without Java, the text alone is looked at.
+The active session is asked; without one, a Spark that starts on this machine for the purpose, as a process of its own,
+so that the session of a later run has the settings of its file; without Java, the text alone is looked at.
 """
 
 from __future__ import annotations

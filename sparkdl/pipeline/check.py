@@ -1,8 +1,4 @@
-"""A pipeline file against its source's columns, and against all else that can be told before a run.
-
-Enters: a pipeline, and the source as it is. Leaves: what is wrong, by path of the file; and where the columns
-cannot be told without Spark, or the source cannot be reached from here, why.
-"""
+"""A pipeline file against its source's columns, and against all else that can be told before a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Which functions a file names, and the code behind one as a hash: edit it, and what it decided is done again.
 
-Enters: ``module:function``. Leaves: a hash of the source of its module and of all that it imports from the same
-project. Nothing is imported but the packages that the module lies in, so that a run with nothing to do stays quick.
+Nothing is imported but the packages that a module lies in, so that a run with nothing to do stays quick.
 
 What counts as the same project: the package that the module belongs to, or, for a module that belongs to none, the
 files beside it. Packages that are installed (torch, one's own wheels) are covered by their versions, not by this.

@@ -1,8 +1,7 @@
 """Who hears of the end of a run: a command of the user's, a webhook.
 
-Enters: what the file says, the record of a run that is over. Leaves: the record as JSON, at a command's input or at an
-address. Whatever goes wrong here is one line in the log: the run has ended as it has ended. What stands in an address
-beyond its host is taken for a secret, and is neither logged nor in the record.
+Whatever goes wrong here is one line in the log: the run has ended as it has ended. What stands in an address beyond its
+host is taken for a secret, and is neither logged nor in the record.
 """
 
 from __future__ import annotations

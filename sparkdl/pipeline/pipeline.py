@@ -1,7 +1,6 @@
 """The way in: one file, and what can be asked of it.
 
-Enters: the address of a pipeline file. Leaves: ``Pipeline``, which runs it and says where it stands. Until there is
-something to do, neither Spark nor torch is loaded.
+Until there is something to do, neither Spark nor torch is loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The JSON schema of a pipeline file, for editors that complete and check while one writes.
 
-Enters: the annotations of the sections. Leaves: ``docs/pipeline.schema.json``, by ``python -m sparkdl.pipeline.schema``
-(``make schema``); a test compares the two. A file names it in its first line:
-``# yaml-language-server: $schema=.../docs/pipeline.schema.json``.
+``python -m sparkdl.pipeline.schema`` (``make schema``) writes ``docs/pipeline.schema.json``; a test compares the two. A
+file names it in its first line: ``# yaml-language-server: $schema=.../docs/pipeline.schema.json``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The Spark session of a run that was given none.
 
-Enters: the section ``spark`` of a pipeline file, and what the user configured elsewhere. Leaves: a session whose Python
-workers can import the modules that the file names. What ``spark-submit`` or ``PYSPARK_SUBMIT_ARGS`` say wins over the
-file, the file over the environment, that over ``spark-defaults.conf``; ours is what nobody has said anything of.
+What ``spark-submit`` or ``PYSPARK_SUBMIT_ARGS`` say wins over the file, the file over the environment, that over
+``spark-defaults.conf``; ours is what nobody has said anything of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where a pipeline stands, from what its runs have left: no Spark, no torch.
-
-Enters: a run that is never begun. Leaves: ``Status``.
-"""
+"""Where a pipeline stands, from what its runs have left: no Spark, no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a person wants to know in ten seconds: the end of a run, and where a pipeline stands, as short lines.
-
-Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and a text; a dozen or so.
-"""
+"""What a person wants to know in ten seconds: the end of a run, and where a pipeline stands, as short lines."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The settings that a search tries, and what speaks against its space.
 
-Enters: a valid file with a section ``search``. Leaves: the settings of each trial, in order: of a grid all
-combinations, the last name changing fastest; at random and to be halved as many as were asked for, drawn from the seed
-and therefore the same each time. Neither Spark nor torch is loaded: arguments of a model are read from its source.
+Of a grid these are all combinations, the last name changing fastest; at random and to be halved as many as were asked
+for, drawn from the seed and therefore the same each time. Neither Spark nor torch is loaded: arguments of a model are
+read from its source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Windows of time: which are due, and which train, validate, test and are scored. Pure arithmetic on names.
 
-Enters: windows with the fingerprint of what the source holds for each, and what was done before. Leaves: the windows
-to do, and the split. A window is named by its start in UTC, ``2026-03-02`` (a day) or ``2026-03-02T05`` (an hour), so
-that names sort as time does.
+A window is named by its start in UTC, ``2026-03-02`` (a day) or ``2026-03-02T05`` (an hour), so that names sort as time
+does.
 
 What is due follows from what was written for which input, never from the clock: a gap heals by itself, a late row makes
 its own window due and no other. A window that was written and that the source no longer holds stays, or is due to be

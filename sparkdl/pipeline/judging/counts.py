@@ -1,8 +1,7 @@
 """What drift compares: how many rows of a feature fall into which cell, seen from the statistics that a model carries.
 
-Enters: statistics of features, over the training rows or over a window. Leaves: ``Histogram`` or ``Categories`` by
-name. A list or text has both: its values by its own name, and ``"NAME (length)"``. Vectors, images and date parts have
-one cell, which tells of missing values alone.
+A list or text has both a histogram and categories: its values by its own name, and ``"NAME (length)"``. Vectors, images
+and date parts have one cell, which tells of missing values alone.
 
 A window is counted between the quantiles of the training rows, and its ``values`` are the vocabulary's, however rare.
 """

@@ -1,7 +1,6 @@
 """Where predictions go wrong, in a few hundred numbers: calibration and ROC, confusion, residuals.
 
-Enters: checked rows with the predictions of one model or several. Leaves: one ``Diagnostics`` a model, on the same
-bins, as small for millions of rows as for a hundred; what a report draws.
+All models of the same rows have the same bins, as few for millions of rows as for a hundred.
 """
 
 from __future__ import annotations

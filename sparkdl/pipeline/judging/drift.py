@@ -1,8 +1,6 @@
 """Whether a window of rows still looks like the rows that the champion was trained with, feature by feature.
 
-Enters: counts of each feature over the training rows (the reference, which travels with the model) and over the
-window, in the same cells (``counts.py``). Leaves: one ``Drift`` a window, with a sentence a feature; and what to do
-after some of them.
+The reference is the training rows' counts, which travel with the model; a window is counted in the same cells.
 
 A feature drifts where a measure is above its practical threshold AND above what chance alone gives to samples of these
 sizes, so that neither a million rows make a trifle an alarm nor a hundred rows a fluke. All measures of a window

@@ -1,8 +1,5 @@
 """Whether a challenger takes the champion's place, decided on rows that neither was trained with.
 
-Enters: the same held-out rows with the predictions of both, and what the pipeline's file asks for. Leaves: one
-``Decision`` with its reason as a sentence and the figures behind it, the same for the same input.
-
 The gain is bootstrapped over groups, days or keys, since the rows of a day err together; each draw takes both models'
 predictions of the same groups, so what makes a day hard cancels (Efron and Tibshirani 1993, sections 8.3 and 13.3).
 With few groups a percentile is too near the middle: it is taken further out, by Student's t (Hesterberg 2015, "What

@@ -1,8 +1,4 @@
-"""Rows by the values of a column: the largest slices, and the worst.
-
-Enters: checked rows, and the value of a column for each. Leaves: which slices are worth showing, the same for all
-models that predicted the rows, and the metrics of each.
-"""
+"""Rows by the values of a column: the largest slices, and the worst."""
 
 from __future__ import annotations
 

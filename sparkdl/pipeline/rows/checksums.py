@@ -1,9 +1,8 @@
 """A checksum of the rows that enter a pass, by window, and the check that as many leave it.
 
-Enters: rows as they are read, and what became of them. Leaves: nothing, or the refusal to commit any of it. Spark
-counts the rows on their way with one sum more, in which each row stands for its window: what leaves the pass must give
-both numbers again, so no window lost or gained a row. Only where they differ are the rows read once more and counted by
-window, since a stage that Spark ran twice counts twice as well.
+Spark counts the rows on their way with one sum more, in which each row stands for its window: what leaves the pass must
+give both numbers again, so no window lost or gained a row. Only where they differ are the rows read once more and
+counted by window, since a stage that Spark ran twice counts twice as well.
 """
 
 from __future__ import annotations

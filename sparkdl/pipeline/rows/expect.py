@@ -1,7 +1,6 @@
 """What becomes of each row: kept, quarantined for a reason, or dropped as a duplicate.
 
-Enters: rows with their windows, the expectations of a pipeline file, the key. Leaves: the same rows, none fewer and
-none more, with the column ``_outcome``. They are counted where they are written, see ``validate.py``.
+All rows stay, with the column ``_outcome``. They are counted where they are written, see ``validate.py``.
 
 Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables and
 never in neither. A row is refused for the first reason alone, and counts for each condition that fails a run, whatever

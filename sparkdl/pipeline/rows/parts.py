@@ -1,6 +1,5 @@
 """Which rows train, validate, test and are scored: parts of the clean rows.
 
-Enters: the section ``split``, the windows with clean rows. Leaves: for each part its windows, and the rows of it.
 By time a part is whole windows; by a hash or a column every window can hold rows of each part.
 """
 

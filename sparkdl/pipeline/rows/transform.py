@@ -1,7 +1,4 @@
-"""What the transform of a pipeline file makes of the rows: a function of the user's, or one SELECT.
-
-Enters: rows of the windows that are due. Leaves: rows of the same windows, with ``_window``.
-"""
+"""What the transform of a pipeline file makes of the rows: a function of the user's, or one SELECT."""
 
 from __future__ import annotations
 

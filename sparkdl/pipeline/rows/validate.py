@@ -1,8 +1,7 @@
 """Validated rows to the files of two tables, and to their counts and hashes, in one pass.
 
-Enters: validated rows (``expect.validated``), and a task for each table. Leaves: files of valid and of invalid rows,
-none of them committed, and what became of the rows of each window, from one report a task. What is counted is what is
-written, row by row: there is no second reading that could differ.
+None of the files is committed here. What is counted is what is written, row by row, in one report a task: there is no
+second reading that could differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Error mapping: what Spark says of a source that it cannot read, as one sentence.
 
-Enters: an error of pyspark or py4j, fifty lines long. Leaves: a typed error that names the file, the database's own
-reason, or what the session lacks, with what came in as its ``__cause__``; everything else passes as it is.
+It names the file, the database's own reason, or what the session lacks; everything else passes as it is.
 """
 
 from __future__ import annotations

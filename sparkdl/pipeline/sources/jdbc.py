@@ -1,8 +1,7 @@
 """Rows of a database through its JDBC driver, read by several tasks at once.
 
-Enters: the section ``source`` of a pipeline file. Leaves: a DataFrame whose tasks each read a range of one column, the
-first of the key that is a number or a date, else the time. Every task asks the database by itself, so that the rows
-are those of no single moment: whoever reads them twice compares.
+Each task reads a range of one column, the first of the key that is a number or a date, else the time. Every task asks
+the database by itself, so that the rows are those of no single moment: whoever reads them twice compares.
 """
 
 from __future__ import annotations

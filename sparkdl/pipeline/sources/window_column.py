@@ -1,8 +1,7 @@
 """The window of each row, as an expression over the column that says when it happened.
 
-Enters: rows, the section ``source``. Leaves: a column of names, ``2026-03-02`` or ``2026-03-02T05``, told by UTC
-whatever the session's time zone is; and the same of one text, without Spark, for what a partition's folder is called.
-A text with an offset behind its time is the moment that it tells, another one is told by its letters.
+Names are told by UTC whatever the session's time zone is; and of one text, such as the name of a partition's folder,
+without Spark. A text with an offset behind its time is the moment that it tells, another one is told by its letters.
 """
 
 from __future__ import annotations

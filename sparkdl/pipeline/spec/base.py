@@ -1,8 +1,4 @@
-"""What all sections of a pipeline file share: how a section is checked, and the kinds of text that stand in them.
-
-Enters: the values of one section. Leaves: a frozen ``Section`` whose values fit their bounds and each other, or
-``Refused``, which tells every one that does not, field by field.
-"""
+"""What all sections of a pipeline file share: how a section is checked, and the kinds of text that stand in them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Bounds of a gate: values that a metric must reach, and the fewest groups and draws that can show a gain.
-
-Enters: a text such as ``auc >= 0.7``, a confidence. Leaves: a ``Floor``, or a sentence that says what is wrong with it;
-counts.
-"""
+"""Bounds of a gate: values that a metric must reach, and the fewest groups and draws that can show a gain."""
 
 from __future__ import annotations
 

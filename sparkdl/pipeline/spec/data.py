@@ -1,7 +1,7 @@
 """The sections of a pipeline file that say what becomes of the rows: transform, expect, label, split.
 
-Enters: what the user wrote. Leaves: frozen values; what they contradict in other sections is for ``file/conflicts.py``.
-The features, their types and options are ``sparkdl.features.spec``'s.
+What they contradict in other sections is for ``file/conflicts.py``. The features, their types and options are
+``sparkdl.features.spec``'s.
 """
 
 import itertools

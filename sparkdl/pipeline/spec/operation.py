@@ -1,7 +1,4 @@
-"""The sections of a pipeline file that say what becomes of a model: publish and its gate, score, drift, report, notify.
-
-Enters: what the user wrote. Leaves: frozen values.
-"""
+"""The sections of a pipeline file about a model that is trained: publish and its gate, score, drift, report, notify."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal

@@ -1,7 +1,6 @@
 """The section ``source`` of a pipeline file: where rows come from, what tells them apart, when they happened.
 
-Enters: what the user wrote. Leaves: frozen values; what they contradict in other sections is for ``file/conflicts.py``.
-How each kind is read is for ``sources/``.
+What it contradicts in other sections is for ``file/conflicts.py``. How each kind is read is for ``sources/``.
 """
 
 import re

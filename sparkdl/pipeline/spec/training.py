@@ -1,7 +1,7 @@
 """The sections of a pipeline file that say how a model comes about: model, train, search.
 
-Enters: what the user wrote. Leaves: frozen values. Names, defaults, descriptions and bounds of ``train`` are those of
-the estimator's parameters: its table is the only place that holds them.
+Names, defaults, descriptions and bounds of ``train`` are those of the estimator's parameters: its table is the only
+place that holds them.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""The whole of a pipeline file as one frozen value.
-
-Enters: its sections. Leaves: ``PipelineSpec``, which the steps read.
-"""
+"""The whole of a pipeline file as one frozen value."""
 
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """One run at a time: a lease on a pipeline's folder that a killed run cannot keep, and the fence that goes with it.
 
-Enters: a folder. Leaves: a ``Lease`` for the time of a block, or ``LeaseTakenError`` with who has it.
-
 A lease is a file with the next number, created only if it is absent, so of many who try one wins; nothing is ever
 deleted to take one over. Its holder rewrites a second file every few seconds. A lease is over when it was given back;
 when its process is gone, as far as this machine can tell, or YARN, of whose application a later attempt asks; or when

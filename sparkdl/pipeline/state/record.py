@@ -1,7 +1,4 @@
-"""The record of a run: what it read, did, decided and left behind, as one JSON document.
-
-Enters: what the steps found. Leaves: ``RunRecord``, written once the run is over, whatever its end.
-"""
+"""The record of a run: what it read, did, decided and left behind, as one JSON document."""
 
 from __future__ import annotations
 

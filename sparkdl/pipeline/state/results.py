@@ -1,6 +1,6 @@
 """What training and evaluation came to: values that are kept as results of steps, and shown in the record of a run.
 
-Enters: figures. Leaves: documents as they are (``documents.typed``), without Spark and without torch.
+They are documents as they are (``documents.typed``), without Spark and without torch.
 """
 
 from __future__ import annotations

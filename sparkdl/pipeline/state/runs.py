@@ -1,8 +1,8 @@
 """Earlier runs: their records, and the table with one row a run, for whoever watches a pipeline over months.
 
-Enters: the record of a run. Leaves: a row of the Delta table ``runs``, written without Spark in one small commit; also
-of runs that found nothing new, so that a scheduler that fell silent shows as a gap. A later sparkdl adds columns and
-never changes one; rows of an earlier one hold nulls there.
+A row of the Delta table ``runs`` is written without Spark in one small commit; also of runs that found nothing new, so
+that a scheduler that fell silent shows as a gap. A later sparkdl adds columns and never changes one; rows of an earlier
+one hold nulls there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Evaluation: challenger and champion on the same held-out rows, and what the gate says of them.
 
-Enters: the bundles of two models, the rows to judge them by, the rows that trained. Leaves: a ``Decision`` with the
-metrics of both and of the best guess without a model, and the challenger's metrics by slice. Each row passes both
-models in one query, so that all are measured on the same rows.
+Each row passes both models in one query, so that all are measured on the same rows.
 """
 
 from __future__ import annotations

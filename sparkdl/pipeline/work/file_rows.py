@@ -1,8 +1,7 @@
 """Rows that workers read from a table's files themselves, so that they never enter the JVM.
 
-Enters: the files of a version that hold the rows (``tables/scan``). Leaves: what tasks make of the rows of their
-shares, and the quantiles of columns. Spark's reader and the way of each row through Java to Python cost more than the
-counting (``bench_pipeline.py``: 1.5 million training rows, features in 12 to 15 s instead of 23 to 29).
+Spark's reader and the way of each row through Java to Python cost more than the counting (``bench_pipeline.py``: 1.5
+million training rows, features in 12 to 15 s instead of 23 to 29).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Labels: what is predicted, as the numbers that a loss takes; the same in training, validation and evaluation.
 
-Enters: the section ``label`` and the training rows. Leaves: a frozen ``Labels``, which travels with the model, and the
-label columns as numbers: float32 for a regression, 0 or 1 for a binary label, the index of its class otherwise.
+A regression is float32, a binary label 0 or 1, another the index of its class.
 
 Labels may come later than their rows: a row with a label that is null is predicted, and neither trains nor validates.
 """

@@ -1,7 +1,7 @@
 """The network of a pipeline: the user's, or sparkdl's own, made from what the features are.
 
-Enters: fitted features and labels, the section ``model``. Leaves: their description as plain values, with which the
-network is made here, and again wherever its bundle is loaded; and the network.
+The description of features and labels is plain values, with which the network is made here, and again wherever its
+bundle is loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Statistics of the columns behind features, of a Spark DataFrame.
 
-Enters: a DataFrame, classic or of Spark Connect, and the features' options. Leaves: the same ``Statistics`` as
-``features.statistics`` gives of rows in memory: counts are equal, moments to 1e-12, and quantiles are numbers of the
-rows whose rank is off by a ten-thousandth of the rows at most.
+They are the same ``Statistics`` as ``features.statistics`` gives of rows in memory: counts are equal, moments to 1e-12,
+and quantiles are numbers of the rows whose rank is off by a ten-thousandth of the rows at most.
 
 Two passes. The first finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the
 very functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is

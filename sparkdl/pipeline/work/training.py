@@ -1,8 +1,5 @@
 """Training: shard sets to a model in a bundle, by the estimator.
 
-Enters: shards that were cut with fitted features, the sections ``model`` and ``train``. Leaves: a bundle that holds no
-code, with the features that make its inputs, and what the training showed.
-
 The run is known by the key of the step, so that one that was killed goes on from its last checkpoint, exactly.
 """
 
