@@ -113,9 +113,11 @@ def init(
     present = in_time(when.windows, now or datetime.now(UTC))
     if when.column is not None and len(present) < len(when.windows):
         ahead = len(when.windows) - len(present), sum(when.windows.values()) - sum(present.values())
-        early = When(why=f"{when.column} has {ahead[0]:,} windows with {ahead[1]:,} rows that are yet to come")
-        share = max(ahead[0] / len(when.windows), ahead[1] / sum(when.windows.values()))
-        when = early if share > 0.1 else _without_future(when, present)
+        if max(ahead[0] / len(when.windows), ahead[1] / sum(when.windows.values())) > 0.1:
+            when = When(why=f"{when.column} has {ahead[0]:,} windows with {ahead[1]:,} rows that are yet to come")
+        else:
+            why = f"{when.why}; {ahead[0]} of them are yet to come and left alone until then"
+            when = replace(when, windows=present, why=why)
     key = find_key(rows, profiles, when, chosen)
     choices = _features(profiles, sample, chosen, key, when)
     read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
@@ -123,7 +125,7 @@ def init(
         name=name, table=table, coverage=sample.coverage, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=choices, key=key, when=when, label=chosen,
         plan=plan_for(
-            sample.total or _about(rows, sample),
+            sample.total or max(int(sample.rows.num_rows), rows.about),
             when,
             _unlabelled(sample, when, chosen.name),
             0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
@@ -164,12 +166,6 @@ def _check_names(names: Sequence[str]) -> None:
     reserved = sorted(OWN & set(names))
     if reserved:
         raise SchemaError(f"the table has a column {reserved[0]!r}, a name that pipelines use themselves: rename it")
-
-
-def _without_future(when: When, present: dict[str, int]) -> When:
-    ahead = len(when.windows) - len(present)
-    why = f"{when.why}; {ahead} of them are yet to come and left alone until then"
-    return When(column=when.column, partition=when.partition, every=when.every, windows=present, why=why)
 
 
 def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: Key, when: When) -> list[Choice]:
@@ -220,8 +216,3 @@ def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> floa
         return 0.0
     distinct = int(rows.select(columns).group_by(columns).aggregate([]).num_rows)
     return 1 - distinct / int(rows.num_rows)
-
-
-def _about(rows: Rows, sample: Sample) -> int:
-    """How many rows a table has, about, whose rows nobody has counted."""
-    return max(int(sample.rows.num_rows), rows.about)

@@ -199,7 +199,7 @@ def decide(
         challenger.check_same(champion)
     result, rival_result = measure(challenger), None if champion is None else measure(champion)
     beats = None if baseline is None else baseline.beaten_by(gate.metric, result.values.get(gate.metric))
-    outcome, reason, gain, lower = _judge(gate, challenger, champion, (result, rival_result), champion_error, seen)
+    outcome, reason, gain, lower = _judge(gate, challenger, champion, result, rival_result, champion_error, seen)
     if baseline is not None and beats is False:
         reason += f"; beats the baseline: no, {baseline.said(gate.metric)}"
         vetoed_outcomes = _PROMOTED if gate.baseline == "always" else _UNRIVALLED if gate.baseline == "first" else ()
@@ -237,11 +237,11 @@ def _judge(
     gate: Gate,
     challenger: Rows,
     champion: Rows | None,
-    measured: tuple[Measured, Measured | None],
+    result: Measured,
+    rival_result: Measured | None,
     error: str,
     seen: str,
 ) -> _Judged:
-    result, rival_result = measured
     little = _too_little(gate, challenger, compared=champion is not None)
     if little:
         return "too_little", little, None, None

@@ -10,7 +10,6 @@ from sparkdl.errors import ConflictError, FencedError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
@@ -104,7 +103,15 @@ class EvaluateStep(Step):
         parts, _ = parts_to_learn(run)
         if parts is not None:
             run.record.evaluated = evaluated = _evaluated(run.project, run.state, parts)
-            _tell_of_baseline(evaluated.decision)
+            decision = evaluated.decision
+            if decision.beats_baseline is False or decision.baseline_by_chance:
+                logger.warning(
+                    "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training "
+                    "went wrong",
+                    decision.baseline_text(),
+                    decision.challenger.values[decision.gate.metric],
+                    decision.rows,
+                )
 
 
 class PublishStep(Step):
@@ -265,13 +272,16 @@ def _published(project: Project, state: State, parts: Parts, champion: ModelVers
     name, alias = str(project.spec.publish.name), project.spec.publish.alias
     evaluated, trained = _evaluated(project, state, parts), trained_now(project, state, parts)
     decision, against = evaluated.decision, judged_against(project, state, publish_inputs(project, state, parts) or {})
+    metrics, metric = dict(decision.challenger.values), decision.gate.metric
+    if decision.baseline is not None and metric in decision.baseline.values:
+        metrics[f"baseline_{metric}"] = decision.baseline.values[metric]
     state.check_lease()  # before files are copied that nobody would need
     version = publish_bundle(
         state.registry,
         name,
         trained.bundle,
         trained.origin,
-        metrics={**decision.challenger.values, **_baseline_metric(decision)},
+        metrics=metrics,
         parameters=chosen_settings(project.file.resolved(), trained.settings),
         publication=str(train_key(project, state, parts)),
     ).version
@@ -289,23 +299,3 @@ def _published(project: Project, state: State, parts: Parts, champion: ModelVers
     except ConflictError as error:
         raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
     return Published(version=version, promoted=True, reason=decision.reason, against=against)
-
-
-def _tell_of_baseline(decision: Decision) -> None:
-    """A line in the log for a model that is no better than a guess without one, or by no more than chance gives."""
-    metric = decision.gate.metric
-    if decision.beats_baseline is False or decision.baseline_by_chance:
-        logger.warning(
-            "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training went wrong",
-            decision.baseline_text(),
-            decision.challenger.values[metric],
-            decision.rows,
-        )
-
-
-def _baseline_metric(decision: Decision) -> dict[str, float]:
-    """The best guess's value of the metric that judges, beside the model's own in the registry."""
-    metric, baseline = decision.gate.metric, decision.baseline
-    if baseline is None or metric not in baseline.values:
-        return {}
-    return {f"baseline_{metric}": baseline.values[metric]}

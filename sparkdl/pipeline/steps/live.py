@@ -123,9 +123,17 @@ def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -
     receipts = _predicted(project, state)
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
+    settings = {
+        "version": VERSION,
+        "label": project.settings["label"][project.spec.judged_label],
+        "metric": metric,
+        "weight": project.spec.weight,
+    }
     by_version: dict[int, list[_Predictions]] = {}
     for window in sorted({*sorted(receipts)[-_MOST_WINDOWS:], *changed}):
-        predictions = _predictions(project, window, receipts[window], content[window])
+        receipt = receipts[window]
+        key = content_key("live", {**settings, "predictions": receipt.key, "rows": content[window]})
+        predictions = _Predictions(window=window, scored=receipt.read(Scored), key=key)
         version = predictions.scored.version
         compared = errors.get((window, version))
         if compared is None or compared.key != predictions.key:
@@ -149,19 +157,6 @@ def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...
     measured = [pair for pair in sorted(errors) if errors[pair].measured is not None]
     waiting = [pair for pair in sorted(errors) if errors[pair].measured is None]
     return tuple(errors[pair] for pair in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
-
-
-def _predictions(project: Project, window: str, receipt: Receipt, rows: str) -> _Predictions:
-    """The predictions of a window, and what decides how good those were."""
-    inputs = {
-        "version": VERSION,
-        "predictions": receipt.key,
-        "rows": rows,
-        "label": project.settings["label"][project.spec.judged_label],
-        "metric": project.spec.judged_metric,
-        "weight": project.spec.weight,
-    }
-    return _Predictions(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
 
 
 def _errors(

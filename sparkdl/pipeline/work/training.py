@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,17 +132,8 @@ def train(
     if look is None:
         checkpoints_of(spec, key).delete(recursive=True)
     calibrated = [adjustment for adjustment in adjustments if calibrates(spec, adjustment.output)]
-    temperatures = {adjustment.output: adjustment.temperature for adjustment in calibrated}
-    return replace(
-        _trained(model, settings, folder, content_hash),
-        temperatures=temperatures,
-        recipe=recipe_of(spec.train, settings),
-    )
-
-
-def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str) -> Trained:
-    """What the record says of a fitted model."""
     summary = model.summary
+    kept_epoch = summary.best_epoch if settings.early_stopping_patience else None  # else the last one's weights stay
     return Trained(
         bundle=folder,
         content_hash=content_hash,
@@ -150,7 +141,7 @@ def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str)
         metrics={name: float(value) for name, value in summary.metrics.items()},
         epochs=summary.epochs,
         best_epoch=summary.best_epoch,
-        kept_epoch=_kept_epoch(settings, summary),
+        kept_epoch=summary.epochs - 1 if kept_epoch is None else kept_epoch,
         steps=summary.steps,
         rows=summary.rows,
         ranks=summary.num_proc,
@@ -158,13 +149,9 @@ def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str)
         seconds=dict(summary.seconds),
         origin=model.origin,
         warnings=tuple(summary.warnings),
+        temperatures={adjustment.output: adjustment.temperature for adjustment in calibrated},
+        recipe=recipe_of(spec.train, settings),
     )
-
-
-def _kept_epoch(settings: Train, summary: Any) -> int:
-    """The epoch whose weights were kept: the best one where a training may stop early, else the last."""
-    chosen = settings.early_stopping_patience and summary.best_epoch is not None
-    return int(summary.best_epoch if chosen else summary.epochs - 1)
 
 
 def _trusted(spec: PipelineSpec) -> list[str]:

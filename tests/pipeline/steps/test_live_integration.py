@@ -209,13 +209,13 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
     late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
     assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
 
-    looked_at, predictions_of = [], live._predictions
+    looked_at, predictions_of = [], live._Predictions
 
-    def spied(project, window, *more):
+    def spied(*, window, **more):
         looked_at.append(window)
-        return predictions_of(project, window, *more)
+        return predictions_of(window=window, **more)
 
-    monkeypatch.setattr(live, "_predictions", spied)
+    monkeypatch.setattr(live, "_Predictions", spied)
     monkeypatch.setattr(live, "_MOST_KEPT", 1)
     assert shop.look(None, content | {A: "rows with labels"}).windows == late.windows
     assert looked_at == []
