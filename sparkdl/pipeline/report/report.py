@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -143,29 +144,23 @@ def report_of(project: Project, run_id: str | None = None) -> Storage:
         IntegrityError: its record was altered.
         StorageError: the report is not there and cannot be written.
     """
-    record = _last_record(project) if run_id is None else _record_named(project, run_id)
-    file = project.runs.child(record.run_id).child("report.html")
+    folder, name = project.runs, project.spec.name
+    if run_id is None:
+        record = next(filter(has_report, records(folder)), None)
+        if record is None:
+            raise ConfigError(f"no run of {name} has done anything yet in {folder.uri}: run it first")
+    else:
+        run_ids = {entry.name for entry in folder.list() if entry.is_dir} if folder.exists() else set()
+        document = folder.child(run_id).child("record.json") if run_id in run_ids else None
+        if document is None or not document.exists():
+            newest = [record.run_id for record in itertools.islice(records(folder), 3)]
+            remedy = f"the last ones are {', '.join(newest)}" if newest else "there are none yet"
+            raise ConfigError(f"{name} has no run {run_id!r} in {folder.uri}: {remedy}")
+        record = RunRecord.load(document)
+    file = folder.child(record.run_id).child("report.html")
     if not (file.exists() and f'content="{GENERATOR}"'.encode() in file.read_bytes(0, _HEAD)):
         write_report(record, file)
     return file
-
-
-def _last_record(project: Project) -> RunRecord:
-    record = next(filter(has_report, records(project.runs)), None)
-    if record is None:
-        raise ConfigError(f"no run of {project.spec.name} has done anything yet in {project.runs.uri}: run it first")
-    return record
-
-
-def _record_named(project: Project, run_id: str) -> RunRecord:
-    folder = project.runs
-    names = {entry.name for entry in folder.list() if entry.is_dir} if folder.exists() else set()
-    file = folder.child(run_id).child("record.json") if run_id in names else None
-    if file is None or not file.exists():
-        newest = [record.run_id for record, _ in zip(records(folder), range(3), strict=False)]
-        remedy = f"the last ones are {', '.join(newest)}" if newest else "there are none yet"
-        raise ConfigError(f"{project.spec.name} has no run {run_id!r} in {folder.uri}: {remedy}")
-    return RunRecord.load(file)
 
 
 # Texts, and cells of tables

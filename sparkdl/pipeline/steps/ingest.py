@@ -10,6 +10,7 @@ are removed. A transform may leave rows out or add some; a window that it emptie
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -224,12 +225,6 @@ def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
     )
 
 
-def _has_windows_by(state: State, rules: str) -> bool:
-    """Whether any window was made by these rules."""
-    windows = state.windows()
-    return any(receipt.key and windows[name].rules == rules for name, receipt in state.receipts.of("ingest").items())
-
-
 def lost_windows(project: Project, state: State) -> set[str]:
     """The windows whose clean rows are gone with their table."""
     with_rows = {name for name, receipt in state.windows().items() if receipt.kept}
@@ -292,11 +287,15 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
     files, windows = parquet_rows(spark, spec, source, snapshot), source_windows(run)
     source_rows = read_rows(spark, source, snapshot) if files is None else files.frame
     row_counts: Mapping[str, int]
+    rules, known_windows = rules_of(project), state.windows()
+    made_by_rules = (
+        receipt.key and known_windows[name].rules == rules for name, receipt in state.receipts.of("ingest").items()
+    )
     if windows is not None and snapshot.windows is not None:
         row_counts = {name: size.rows_about for name, size in snapshot.sizes.items()}
     elif windows is not None:  # the source is as it was when its windows were last told
         row_counts = counted(source_rows) if files is None else files.rows
-    elif spec.transform is None and source.rows_may_change and not _has_windows_by(state, rules_of(project)):
+    elif spec.transform is None and source.rows_may_change and not any(made_by_rules):
         # every window is due, and the pass that writes them hashes what it reads
         row_counts = counted(source_rows) if files is None else files.rows
         windows = dict.fromkeys(row_counts, AS_READ)
@@ -424,10 +423,9 @@ def _replace_windows(
         for staged in pending.values():
             staged.abandon()
         raise
-    warned: dict[str, int] = {}
+    warned: Counter[str] = Counter()
     for outcomes in outcomes_by_window.values():
-        for name, count in outcomes.warned.items():
-            warned[name] = warned.get(name, 0) + count
+        warned.update(outcomes.warned)
     return Ingested(done=tuple(replace(receipt, version=version) for receipt in receipts), warned=warned)
 
 

@@ -72,6 +72,8 @@ class ScoreStep(Step):
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
+        from pyspark.sql import functions as F
+
         from sparkdl.pipeline.session import torch_for_workers
 
         project, state = run.project, run.state
@@ -84,7 +86,10 @@ class ScoreStep(Step):
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
         frame = _predicted(run, rows, champion, windows)
         with replacing(state.receipts, self.name, stale.keys) as new_receipts:
-            counts = _replaced(state, table, frame, windows)
+            replaced = [{WINDOW: name} for name in windows]
+            table.write(frame, "replace", partition_by=[WINDOW], partitions=replaced, transaction=state.transaction())
+            written = table.read(spark).where(F.col(WINDOW).isin(*windows)).groupBy(WINDOW).count().collect()
+            counts = dict.fromkeys(windows, 0) | {row[WINDOW]: row["count"] for row in written}
             for window, partition in partitions.items():
                 scored = Scored(
                     window=window,
@@ -179,16 +184,6 @@ def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence
         F.current_timestamp().alias("scored_at"),
     ]
     return _fitted_to(table, scored.select(*columns), run.state.transaction()).repartition(WINDOW)
-
-
-def _replaced(state: State, table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
-    """Replace windows in the table of predictions, and count the rows of each."""
-    from pyspark.sql import functions as F
-
-    windows = [{WINDOW: name} for name in todo]
-    table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=state.transaction())
-    row_counts = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
-    return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in row_counts}
 
 
 def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | None) -> DataFrame:
