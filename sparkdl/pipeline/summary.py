@@ -143,7 +143,7 @@ def _live(live: Live) -> str:
 def _time(record: RunRecord) -> str:
     seconds: dict[str, float] = {}
     for note in record.steps:
-        if not note.kept and note.name != "run":
+        if not note.kept:
             seconds[note.name] = max(seconds.get(note.name, 0.0), note.seconds)  # windows are scored together
     kept = [note.name for note in record.steps if note.kept]
     other = record.seconds - sum(seconds.values())

@@ -39,7 +39,7 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Intervals, Live, Trained
 from sparkdl.pipeline.state.runs import records
-from sparkdl.pipeline.windows import PARTS, deleted_text
+from sparkdl.pipeline.windows import PARTS, deleted_text, span
 from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
@@ -693,8 +693,7 @@ def _rows(record: RunRecord) -> dict[str, Any] | None:
     for part in PARTS:
         names = record.windows.get(part)
         if names:
-            span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-            parts.append((part, number(len(names)), span, number(record.rows.get(part))))
+            parts.append((part, number(len(names)), span(names), number(record.rows.get(part))))
     return {
         "ingested": len(record.windows.get("ingested") or ()),
         "transformed": transformed(record.books),
@@ -737,15 +736,15 @@ def _predictions(record: RunRecord) -> Table | None:
 
 def _steps(record: RunRecord) -> Table | None:
     """Each step with its time; what was kept of earlier runs is said to be."""
-    notes = [note for note in record.steps if note.name != "run"]
-    names = list(dict.fromkeys(note.name for note in notes))
-    spent = {name: max(note.seconds for note in notes if note.name == name) for name in names}  # windows go together
+    names = list(dict.fromkeys(note.name for note in record.steps))
+    # windows go together: each notes the time of all
+    spent = {name: max(note.seconds for note in record.steps if note.name == name) for name in names}
     if not spent:
         return None
     most = max(spent.values()) or 1.0
     lines = []
     for name, seconds in spent.items():
-        kept_flags = [note.kept for note in notes if note.name == name]
+        kept_flags = [note.kept for note in record.steps if note.name == name]
         state = "kept from an earlier run" if all(kept_flags) else "done"
         if any(kept_flags) and not all(kept_flags):
             state = f"{kept_flags.count(False):,} of {len(kept_flags):,} done, the others kept"

@@ -27,6 +27,7 @@ class Step:
         looks: whether it only looks at what others have made: once a run, which is not due for it alone.
         listed: whether plan and ``--until`` know it by its name.
         reads: the steps that it cannot be judged without, once one of them is stale.
+        cause: why a partition is stale, in words, where there is no more to say.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Step:
     looks: ClassVar[bool] = False
     listed: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ()
+    cause: ClassVar[str]
 
     def wanted(self, run: Run) -> Mapping[str, str | None] | None:
         """The key that each partition should have been made by.
@@ -61,7 +63,7 @@ class Step:
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """Why a partition is stale, in words."""
-        raise NotImplementedError
+        return self.cause
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Make the partitions that are stale, and leave their receipts.

@@ -15,6 +15,7 @@ from sparkdl.pipeline.judging.baseline import LabelSummary
 from sparkdl.pipeline.judging.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.windows import span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +285,7 @@ class Evaluated:
         part = f" of the part {self.part}" if self.part else ""
         if not windows or windows == ("all",):
             return f"{text}{part}"
-        return f"{text}{part}, {windows[0] if len(windows) == 1 else f'{windows[0]} to {windows[-1]}'}"
+        return f"{text}{part}, {span(windows)}"
 
 
 @dataclass(frozen=True, kw_only=True)

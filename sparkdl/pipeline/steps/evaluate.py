@@ -124,6 +124,7 @@ class PublishStep(Step):
     name = "publish"
     learns = True
     reads = ("features", "shards", "train", "evaluate")
+    cause = "publish differs, or the registry has lost the model"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the publication."""
@@ -134,10 +135,6 @@ class PublishStep(Step):
         state = run.state
         registered = state.places.published(state.registry, str(run.project.spec.publish.name))
         return registered and state.receipts.result(self.name, receipt.key, Published) is not None
-
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """What differs."""
-        return "publish differs, or the registry has lost the model"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Publish the model, and promote it if the verdict says so."""

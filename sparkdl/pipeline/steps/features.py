@@ -55,6 +55,7 @@ class FeaturesStep(Step):
 
     name = "features"
     learns = True
+    cause = "features, label, split or the training windows differ, or the champion of then is gone"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the training rows."""
@@ -64,10 +65,6 @@ class FeaturesStep(Step):
         """Whether they can be read, and the bundle that they were taken from is there."""
         fitted = run.state.receipts.result(self.name, receipt.key, FittedFeatures)
         return fitted is not None and (fitted.start is None or run.state.places.file(fitted.start))
-
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """What differs."""
-        return "features, label, split or the training windows differ, or the champion of then is gone"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Fit them, or take the champion's."""

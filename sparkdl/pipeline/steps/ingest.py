@@ -386,7 +386,7 @@ def _replace_windows(
         rows = validated(
             _gathered(checksum.observe(prepared), spec, largest, small), spec.expect, spec.source.key, newest
         )
-    clean, quarantine = _staged(spark, project, state, rows, todo, version)
+    clean, quarantine = _staged(project, state, rows, todo, version)
     pending = {"quarantine": quarantine, "clean": clean}
     try:
         into = clean.task, quarantine.task
@@ -485,7 +485,7 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, largest: int, small: bool) ->
 
 
 def _staged(
-    spark: SparkSession, project: Project, state: State, rows: DataFrame, todo: Mapping[str, str], version: int
+    project: Project, state: State, rows: DataFrame, todo: Mapping[str, str], version: int
 ) -> tuple[StagedWrite, StagedWrite]:
     """The replacement of the windows in both tables.
 

@@ -61,6 +61,7 @@ class LiveStep(Step):
     name = "live"
     looks = True
     listed = False
+    cause = "labels or predictions came since"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The key of the one receipt: the predictions of the windows with rows, and these rows."""
@@ -75,10 +76,6 @@ class LiveStep(Step):
         rows = {window: content[window] for window in scored}
         inputs = {"label": settings, "metric": spec.judged_metric, "weight": spec.weight}
         return {name: content_key("live", {**inputs, "version": VERSION, "predictions": scored, "rows": rows})}
-
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """That something came since."""
-        return "labels or predictions came since"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare what was predicted with the labels that are there now."""

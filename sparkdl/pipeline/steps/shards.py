@@ -36,6 +36,7 @@ class ShardsStep(Step):
     name = "shards"
     learns = True
     reads = ("features",)
+    cause = "windows, weight or seed differ"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of both sets."""
@@ -45,10 +46,6 @@ class ShardsStep(Step):
         """Whether both sets lie where they were left."""
         shards = run.state.receipts.result(self.name, receipt.key, Shards)
         return shards is not None and run.state.places.shards(shards)
-
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """What differs."""
-        return "windows, weight or seed differ"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Cut them."""

@@ -35,6 +35,7 @@ class TrialStep(Step):
     learns = True
     listed = False
     reads = ("features", "shards")
+    cause = "it was not tried yet"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by trial; none without a search, or where its best is known."""
@@ -54,10 +55,6 @@ class TrialStep(Step):
         """Whether its bundle is there, unless it failed."""
         tried = run.state.receipts.result(self.name, receipt.key, Tried)
         return tried is not None and (tried.trained is None or run.state.places.bundle(tried.trained.bundle))
-
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """That it was not tried."""
-        return "it was not tried yet"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train the trials that are not trained yet."""
