@@ -34,9 +34,8 @@ from sparkdl.pipeline.spec import (
     prediction_columns,
 )
 from sparkdl.pipeline.spec.base import bound_broken, hours_of, plain_type, section_type
-from sparkdl.pipeline.spec.bounds import MIN_GROUPS, Floor, least_groups
 from sparkdl.pipeline.spec.data import OUTCOMES
-from sparkdl.pipeline.spec.operation import metrics_of
+from sparkdl.pipeline.spec.operation import MIN_GROUPS, Floor, least_groups, metrics_of
 
 _TELLING_ADDRESS = re.compile(
     r"[?&;]\s*([\w.-]*(signature|token|secret|passw(or)?d|pwd|credential|access_?key(_?id)?)|sig|sas|pat)\s*="

@@ -24,7 +24,7 @@ from sparkdl.metrics.measure import Measured, check_metric, check_metric_of, mea
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.baseline import Baseline
-from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
+from sparkdl.pipeline.spec.operation import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
 
 Mode = Literal["better", "not_worse"]
 Outcome = Literal[

@@ -32,7 +32,7 @@ from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
-from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
+from sparkdl.pipeline.spec.operation import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
 from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of

@@ -13,7 +13,7 @@ from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.gate import Decision, Gate, decide, gains
-from sparkdl.pipeline.spec.bounds import Floor
+from sparkdl.pipeline.spec.operation import Floor
 
 RMSE = Gate(metric="rmse")
 AUC = Gate(metric="auc")
