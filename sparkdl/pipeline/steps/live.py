@@ -230,7 +230,7 @@ def _joined(
     """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``."""
     from pyspark.sql import functions as F
 
-    from sparkdl.pipeline.work.labels import encoded
+    from sparkdl.pipeline.work.labels import encoded, row_weight
 
     windows, key = [predictions.window for predictions in predicted], spec.source.key
     predictions = Table(str(spec.score.target)).read(clean.sparkSession)
@@ -248,13 +248,12 @@ def _joined(
     columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
     output = F.array(*[F.col(quoted(name)) for name in outputs]) if label.levels else F.col(quoted(outputs[0]))
     version_predictions = version_predictions.select(WINDOW, *columns, output.alias("_output"))
-    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     actual = clean.where(F.col(WINDOW).isin(*windows)).select(
         WINDOW,
         *columns,
         F.col(quoted(label.name)).isNull().alias("_missing"),
         encoded(label.name, label).cast("double").alias("_label"),
-        weight.alias("_weight"),
+        row_weight(spec).alias("_weight"),
     )
     return version_predictions.join(actual, on=[WINDOW, *keys]).drop(*keys)
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.frames import selected
-from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
@@ -33,7 +32,7 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.results import Boosted, Trained
 from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, predicted
-from sparkdl.pipeline.work.labels import FittedLabel, encoded
+from sparkdl.pipeline.work.labels import FittedLabel, encoded, row_weight
 from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
@@ -323,9 +322,6 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
 
 def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: FittedLabel, *more: str) -> pa.Table:
     """The raw columns of rows with label and weight, on the driver."""
-    from pyspark.sql import functions as F
-
-    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
-    rows = frame.withColumns({_LABEL: encoded(label.name, label).cast("double"), _WEIGHT: weight})
+    rows = frame.withColumns({_LABEL: encoded(label.name, label).cast("double"), _WEIGHT: row_weight(spec)})
     with task_errors():
         return selected(rows, [*features.columns, *more, _LABEL, _WEIGHT]).toArrow()

@@ -35,7 +35,7 @@ from sparkdl.pipeline.spec.base import hours_of
 from sparkdl.pipeline.spec.operation import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
 from sparkdl.pipeline.windows import WINDOW
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of, row_weight
 from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
@@ -63,13 +63,10 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
         labels: as they were fitted.
         count: how many rows there are.
     """
-    from pyspark.sql import functions as F
-
     rows = drawn(rows, spec, "summed up", _MOST_SUMMED, count)
     columns = [encoded(label.name, label).cast("double").alias(f"_{position}") for position, label in enumerate(labels)]
-    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     with task_errors():
-        table = rows.select(*columns, weight.alias("_weight")).toArrow()
+        table = rows.select(*columns, row_weight(spec).alias("_weight")).toArrow()
     weights = numbers(table["_weight"])
     return {
         label.name: summary_of(label.type, numbers(table[f"_{position}"]), weights, label.classes, label.levels)

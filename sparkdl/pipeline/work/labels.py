@@ -16,7 +16,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.folder import BundleInfo
-from sparkdl.pipeline.spec import Label
+from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.spec.base import spelled
 
 if TYPE_CHECKING:
@@ -147,14 +147,25 @@ def encoded(name: str, label: FittedLabel) -> Column:
     return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
 
 
+def row_weight(spec: PipelineSpec) -> Column:
+    """The weight of a row: that of the file's column, else 1."""
+    from pyspark.sql import functions as F
+
+    return F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
+
+
 def labels_of(bundle: BundleInfo) -> Labels:
     """The labels that a bundle's model was trained with.
 
     Raises:
         IntegrityError: it describes none that could be.
     """
-    source = Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
-    return Labels(labels=convert(bundle.preprocessing.get("labels"), tuple[FittedLabel, ...], source))
+    return Labels(labels=convert(bundle.preprocessing.get("labels"), tuple[FittedLabel, ...], bundle_source(bundle)))
+
+
+def bundle_source(bundle: BundleInfo) -> Source:
+    """What messages call a bundle whose preprocessing cannot be read."""
+    return Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
 
 
 def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:

@@ -15,7 +15,6 @@ from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.documents.typed import Source
 from sparkdl.errors import ConfigError, IntegrityError, StorageError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
@@ -33,6 +32,7 @@ from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
     Labels,
+    bundle_source,
     check_labels,
     check_weight,
     encoded,
@@ -127,8 +127,7 @@ def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Feat
     """
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     bundle = bundle_of(champion)
-    source = Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
-    features = Features.from_json(bundle.preprocessing.get("features"), source, functions.__getitem__)
+    features = Features.from_json(bundle.preprocessing.get("features"), bundle_source(bundle), functions.__getitem__)
     labels = labels_of(bundle)
     champion_options = {feature.name: _without_size(feature.options) for feature in features.fitted}
     file_options = {name: _without_size(options) for name, options in spec.features.items()}
