@@ -25,6 +25,7 @@ import torch
 __all__ = ["eager"]
 
 _NAME = "torch._dynamo"
+_ENTERING = threading.Lock()
 
 
 class _Dynamo(ModuleType):
@@ -94,13 +95,20 @@ class _Submodules(Loader):
 @contextmanager
 def eager() -> Iterator[None]:
     """Spare the block the import of ``torch._dynamo``, unless something in it compiles; nothing else changes."""
-    spec = None if _NAME in sys.modules else find_spec(_NAME)
-    if spec is None:
-        yield
-        return
-    standing_in = _Dynamo(spec)
-    standing_in.enter()
+    standing_in = _entered()
     try:
         yield
     finally:
-        standing_in.leave()
+        if standing_in is not None:
+            standing_in.leave()
+
+
+def _entered() -> _Dynamo | None:
+    """What stands in for the package from now on; None where it is loaded, or another thread's stands in already."""
+    with _ENTERING:
+        spec = None if _NAME in sys.modules else find_spec(_NAME)
+        if spec is None:
+            return None
+        standing_in = _Dynamo(spec)
+        standing_in.enter()
+        return standing_in

@@ -62,6 +62,28 @@ compiled()
 assert not torch.equal(before, net.weight)
 settled()
 """
+TWO_THREADS = """
+import threading, time
+from importlib.util import find_spec
+from sparkdl.compat import torch_compiler
+
+def slow(name):
+    spec = find_spec(name)
+    time.sleep(0.5)  # in which the other thread comes, too
+    return spec
+
+def train(seconds):
+    with eager():
+        time.sleep(seconds)
+
+torch_compiler.find_spec = slow
+threads = [threading.Thread(target=train, args=[seconds]) for seconds in (0.2, 0.6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+settled()
+"""
 WAYS = [
     "assert torch.compile(net, backend='eager')(torch.ones(3, 2)).shape == (3, 1)",
     "import torch._dynamo.config as config; config.suppress_errors = False",
@@ -82,6 +104,10 @@ def test_optimizers_train_without_the_compiler():
 @pytest.mark.parametrize("wanted", [*WAYS[:2], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[2:])])
 def test_whoever_wants_the_compiler_has_the_real_one(wanted):
     run(COMPILES.format(wanted=wanted))
+
+
+def test_threads_that_start_at_once_leave_no_finder_behind():
+    run(TWO_THREADS)
 
 
 def test_whoever_asks_all_finders_for_distributions_wants_no_compiler():
