@@ -44,6 +44,7 @@ Decode = Callable[[memoryview], Any]
 """From the bytes of one row to an array or tensor of the same shape and dtype for every row."""
 
 _SKEW = 4
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # torch indexes no others
 
 
 def valid_name(name: str) -> str:
@@ -89,11 +90,11 @@ class Column(Protocol):
 
 
 def _dtypes(spec: TensorSpec) -> tuple[torch.dtype, torch.dtype]:
-    """What lies in the file, and what the tensor is."""
+    """What is gathered from the file, and what the tensor is; both have elements of the same bytes."""
     if spec.dtype == "bool":
         return torch.uint8, torch.bool
     dtype: torch.dtype = getattr(torch, "uint8" if spec.dtype == "binary" else spec.dtype)
-    return dtype, dtype
+    return _SIGNED.get(dtype, dtype), dtype
 
 
 def _gather(view: torch.Tensor, index: Ints, width: int, allocate: Allocate) -> torch.Tensor:
@@ -169,7 +170,7 @@ class RaggedColumn:
     def _step(self, starts: Ints, lengths: Ints, allocate: Allocate) -> Tensors:
         count = starts.size
         if self._config.ragged == "jagged":
-            values = self._elements(starts, lengths, allocate).view(-1, *self.spec.shape)
+            values = self._elements(starts, lengths, allocate).view(self._dtype).view(-1, *self.spec.shape)
             edges = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
             return {self.spec.name: torch.nested.nested_tensor_from_jagged(values, edges)}
         longest = int(lengths.max(initial=0))

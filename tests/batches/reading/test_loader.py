@@ -278,6 +278,21 @@ def test_ragged_rows_as_nested_tensors(shards):
             assert row.tolist() == [n * 10 + k for k in range(n % 7)]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("ragged", ["padded", "jagged"])
+def test_bools_and_unsigned_numbers_arrive_as_such(tmp_path, dtype, ragged):
+    least, most = (False, True) if dtype == "bool" else (0, 2 ** int(dtype[4:]) - 1)
+    kind = pa.bool_() if dtype == "bool" else pa.type_for_alias(dtype)
+    scalars, lists = [most, least, most], [[most], [most, least], []]
+    columns = {"x": pa.array(scalars, kind), "rows": pa.array(lists, pa.list_(kind))}
+    write_table_shards(pa.table(columns), str(tmp_path), config=ShardConfig(spread_rows=False))
+    (batch,) = dataset(tmp_path, ragged=ragged).loader(batch_size=3, shuffle=False)
+    assert batch["x"].dtype == batch["rows"].dtype == getattr(torch, dtype)
+    assert batch["x"].tolist() == scalars
+    rows = [row.tolist() for row in batch["rows"]]
+    assert [row[: len(values)] for row, values in zip(rows, lists, strict=True)] == lists
+
+
 def test_ragged_rows_cut_and_padded_by_choice(shards):
     for batch in dataset(shards, tensors=["id", "tokens"], max_length=3, pad_value=-1).loader(batch_size=40):
         for n, row in zip(batch["id"].tolist(), batch["tokens"].tolist(), strict=True):
