@@ -83,10 +83,15 @@ class RunningStats:
         self.min, self.max = _least(self.min, other.min), _most(self.max, other.max)
         self.min_length = _least(self.min_length, other.min_length)
         self.max_length = _most(self.max_length, other.max_length)
-        if other.count:
+        if not self.count:
+            self.count, self.mean, self.squares = other.count, other.mean, other.squares
+        elif other.count:
             total = self.count + other.count
             distance = other.mean - self.mean
-            self.mean += distance * (other.count / total)
+            if math.isfinite(distance):
+                self.mean += distance * (other.count / total)
+            else:  # of the least and the greatest number, whose mean is none the less a number
+                self.mean = self.mean * (self.count / total) + other.mean * (other.count / total)
             self.squares += other.squares + distance * distance * (self.count * (other.count / total))
             self.count = total
 

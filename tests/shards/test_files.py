@@ -200,6 +200,16 @@ def test_statistics_equal_numpy(tmp_path):
     assert isinstance(manifest.statistics["i"].max, int)
 
 
+def test_a_set_of_the_least_and_the_greatest_number_can_be_read(tmp_path):
+    most = np.finfo(np.float64).max
+    parts = [pa.record_batch({"id": [n, n], "x": [x, x]}) for n, x in enumerate([most, -most])]
+    manifest = write_table_shards(pa.Table.from_batches(parts), tmp_path, config=ShardConfig(spread_rows=False))
+    assert rows_of(manifest)["x"] == [most, most, -most, -most]
+    stats = manifest.statistics["x"]
+    assert (stats.min, stats.max, stats.mean, stats.variance) == (-most, most, 0, np.inf)
+    assert Manifest.load(tmp_path) == manifest
+
+
 NULLS = {
     "id": [0, 1, 2],
     "a": [1.0, None, 3.0],
