@@ -57,7 +57,15 @@ class Encoder:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if isinstance(value, np.ndarray):
-            return {"$array": self._add(torch.from_numpy(np.array(value)), path)}
+            try:
+                return {"$array": self._add(torch.from_numpy(np.array(value)), path)}
+            except (TypeError, ValueError) as cause:  # of texts, objects, times, or bytes in another order
+                raise CheckpointError(
+                    f"the state {path.lstrip('.')!r} is an array of {value.dtype}, which no checkpoint can hold: use "
+                    "numbers in this machine's byte order"
+                ) from cause
+        if isinstance(value, np.bool_):
+            return bool(value)
         if isinstance(value, int | np.integer):
             return int(value)
         if isinstance(value, float | np.floating):

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import threading
 
 import numpy as np
@@ -130,6 +131,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(keeper, monkeypatch):
 def test_what_cannot_be_held_without_pickle_is_refused_by_its_path(keeper):
     with pytest.raises(CheckpointError, match=r"'callbacks.0.thing' is a object, which a checkpoint cannot hold"):
         keeper().save({"callbacks": [{"thing": object()}]}, step=1, epoch=0)
+
+
+@pytest.mark.parametrize("array", [np.array(["a"]), np.array([1], ">i4"), np.array(["2026-01-01"], "datetime64[D]")])
+def test_an_array_that_no_tensor_holds_is_refused_by_its_path(keeper, array):
+    said = rf"'callbacks.0.seen' is an array of {re.escape(str(array.dtype))}, which"
+    with pytest.raises(CheckpointError, match=said):
+        keeper().save({"callbacks": [{"seen": array}]}, step=1, epoch=0)
+
+
+def test_what_numpy_says_of_a_comparison_is_true_or_false(keeper):
+    saver = keeper()
+    saver.save({"callbacks": [{"better": np.float64(1) < np.float64(2)}]}, step=1, epoch=0)
+    saver.close()
+    assert keeper().load(1).state["callbacks"][0]["better"] is True
 
 
 def test_the_last_ones_and_the_best_are_kept(keeper, tmp_path):
