@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.frames import map_columns, selected
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
-from sparkdl.columns.names import check_names, quoted, tells_cases_apart
+from sparkdl.columns.names import check_names, folded, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import filled, one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import tensor_kind
@@ -157,7 +157,7 @@ def _written(
         values = _distinct(df, strings, config.max_dictionary_values) if strings else {}
         tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
         if layout.prepare is None:
-            chosen, packed = _packed_columns(schema, tensors)
+            chosen, packed = _packed_columns(schema, tensors, cases=tells_cases_apart(df))
             rows = df.select(*chosen, *mark)
         else:
             packed = ()
@@ -228,24 +228,32 @@ def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labe
     return pa.schema(fields)
 
 
-def _packed_columns(schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[list[Column], tuple[str, ...]]:
+def _packed_columns(
+    schema: pa.Schema, tensors: Sequence[TensorSpec], *, cases: bool
+) -> tuple[list[Column], tuple[str, ...]]:
     """The columns that are written, those of a packed tensor as one array where they have one type.
 
     Spark passes an array of 40 numbers to Python faster than 40 columns, and it is the packed tensor as it comes.
+
+    Raises:
+        SchemaError: a packed tensor has the name of a column, to Spark, which tells ``a`` from ``A`` if ``cases``.
     """
-    selected: list[Column] = []
-    packed: list[str] = []
-    for spec in tensors:
-        if spec.mask_of is not None:
-            continue
-        columns = [functions.col(quoted(column)) for column in spec.columns]
-        kinds = {schema.field(column).type for column in spec.columns}
-        if len(columns) > 1 and len(kinds) == 1:
-            selected.append(functions.array(*columns).alias(spec.name))
-            packed.append(spec.name)
-        else:
-            selected.extend(columns)
-    return selected, tuple(packed)
+    written = [spec for spec in tensors if spec.mask_of is None]
+    types = {spec.name: {schema.field(column).type for column in spec.columns} for spec in written}
+    packed = [spec for spec in written if len(spec.columns) > 1 and len(types[spec.name]) == 1]
+    single = [column for spec in written if spec not in packed for column in spec.columns]
+    arrays = []
+    for spec in packed:
+        others = [*single, *(other.name for other in packed if other is not spec)]
+        alike = [name for name in others if folded(name, cases=cases) == folded(spec.name, cases=cases)]
+        if alike:
+            raise SchemaError(
+                f"the packed tensor {spec.name!r} and {alike[0]!r} have one name to Spark, which tells no capitals: "
+                "rename the column, or name the packed tensors otherwise"
+            )
+        arrays.append(functions.array(*[functions.col(quoted(name)) for name in spec.columns]).alias(spec.name))
+    columns = [functions.col(quoted(name)) for name in single]
+    return [*arrays, *columns], tuple(spec.name for spec in packed)
 
 
 def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:

@@ -420,3 +420,15 @@ def test_names_that_spark_cannot_tell_apart_are_refused_where_they_are_used(spar
             write_shards(twice, tmp_path / "refused")
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_column_that_spark_takes_for_the_packed_tensor_is_refused_by_name(spark, tmp_path):
+    frame = spark.createDataFrame([(1.0, 2.0, 3)], "a double, b double, Features long")
+    with pytest.raises(SchemaError, match="the packed tensor 'features' and 'Features' have one name to Spark"):
+        write_shards(frame, tmp_path / "refused", labels=["Features"])
+    packs = Layout(pack={"X": ["a"], "x": ["b"], "y": ["a2", "b2"], "Y": ["a3", "b3"]})
+    more = frame.selectExpr("*", "a as a2", "b as b2", "a as a3", "b as b3")
+    with pytest.raises(SchemaError, match="the packed tensor 'y' and 'Y' have one name to Spark"):
+        write_shards(more, tmp_path / "refused", labels=["Features"], layout=packs)
+    named = write_shards(frame, tmp_path / "named", labels=["Features"], layout=Layout(pack={"inputs": ["a", "b"]}))
+    assert rows_of(named, order="Features")["inputs"] == [[1, 2]]
