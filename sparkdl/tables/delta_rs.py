@@ -292,11 +292,27 @@ class DeltaRs:
         check_scannable(table, self.root, self.allow_folders)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
-            return read_stream(table.scan(columns, where))
+            rows = read_stream(table.scan(columns, where))
+            return rows.cast(pa.schema([field.with_type(_without_views(field.type)) for field in rows.schema]))
         except (DeltaError, OSError, pa.ArrowException) as cause:
             raise StorageError(
                 f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"
             ) from cause
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """A type with texts and bytes as Spark's engine gives them: few kernels of Arrow take the views of delta-rs."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    return kind
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:

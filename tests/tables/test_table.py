@@ -48,6 +48,23 @@ def test_rows_go_in_and_come_out_at_every_version(table):
     assert [entry["version"] for entry in table.history()] == [1, 0]
 
 
+def test_texts_and_bytes_come_out_as_the_types_they_had_also_inside_of_others(table):
+    rows = pa.table(
+        {
+            "s": ["a", None],
+            "b": pa.array([b"x", None]),
+            "tags": pa.array([["q", None], None]),
+            "inner": pa.array([{"z": b"1", "deep": [{"t": "u"}]}, None]),
+            "m": pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    table.append(rows)
+    for read in (table.rows(), table.rows(where="s = 'a' or s is null"), table.snapshot()[1]):
+        assert str(read.schema.types) == str(rows.schema.types).replace("item:", "element:")
+        assert read.to_pylist() == rows.to_pylist()
+    assert table.append(table.rows()) == 1
+
+
 def test_what_is_not_there_is_said(table):
     for ask in (table.version, table.rows, table.history, table.vacuum):
         with pytest.raises(StorageError, match="no Delta table"):
