@@ -15,9 +15,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from sparkdl.columns.names import quoted
 from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.compat.column_names import named_columns
 from sparkdl.errors import DataError, StorageError
@@ -34,7 +35,7 @@ from sparkdl.tables.delta import (
     optimistic,
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata, check_version
-from sparkdl.tables.features import check_files, check_readable, check_scannable, check_writable
+from sparkdl.tables.features import check_files, check_readable, check_scannable, check_times, check_writable
 from sparkdl.tables.nulls import all_nulls, check_nulls
 from sparkdl.tables.parquet import WriteTask, with_statistics
 from sparkdl.tables.reading import deletion_vectors, frame_of_files, spark_address
@@ -193,6 +194,7 @@ class DeltaRs:
                 return table.version()
             check_writable(table, self.uri, removes=True)
             check_scannable(table, self.root, self.allow_folders)
+            check_times(table, self.root)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
             check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
             merger = table.merge(
@@ -254,6 +256,7 @@ class DeltaRs:
         table = self._open()
         check_files(table, self.root, self.allow_folders)
         check_writable(table, self.uri)
+        check_times(table, self.root)
         with suppress(CommitFailedError):
             table.optimize.compact(
                 target_size=file_bytes,
@@ -292,12 +295,24 @@ class DeltaRs:
         check_scannable(table, self.root, self.allow_folders)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
-            rows = read_stream(table.scan(columns, where))
+            rows = read_stream(_selected(table, columns, where))
             return rows.cast(pa.schema([field.with_type(_without_views(field.type)) for field in rows.schema]))
         except (DeltaError, OSError, pa.ArrowException) as cause:
             raise StorageError(
                 f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"
             ) from cause
+
+
+def _selected(table: DeltaTable, columns: Sequence[str] | None, where: str | None) -> Any:
+    """The stream of a query, which can be told what ``DeltaTable.scan`` cannot."""
+    names = columns or [field.name for field in table.schema().fields]
+    settings = {
+        "datafusion.execution.parquet.coerce_int96": "us",  # of nanoseconds those before 1677 and after 2262 go wrong
+        "datafusion.sql_parser.enable_ident_normalization": "false",  # a column may be called `Id`
+    }
+    condition = f" WHERE {where}" if where else ""
+    query = f"SELECT {', '.join(map(quoted, names))} FROM rows{condition}"
+    return QueryBuilder(settings).register("rows", table).execute(query)
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

@@ -27,7 +27,7 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.record import check_inside, path_in_log
 
-__all__ = ["check_files", "check_readable", "check_scannable", "check_writable", "refused_at_opening"]
+__all__ = ["check_files", "check_readable", "check_scannable", "check_times", "check_writable", "refused_at_opening"]
 
 _READ = {"timestampNtz", "deletionVectors", "columnMapping", "v2Checkpoint", "vacuumProtocolCheck"}
 _SCANNED = {*_READ, "variantType", "variantType-preview"} - {"vacuumProtocolCheck"}
@@ -158,6 +158,40 @@ def _misnamed(root: Storage, ids: dict[str, int], path: str) -> str:
             of = f"of {names[number]!r}" if number in names else "of no column"
             return f"calls a column {name!r} that has the id {number}, {of}"
     return ""
+
+
+def check_times(table: DeltaTable, root: Storage) -> None:
+    """Refuse to let delta-rs copy rows whose times it takes for others, before 1677 or after 2262.
+
+    Spark's Delta writes instants as INT96 unless told otherwise, and delta-rs reads these as nanoseconds in 64 bits.
+    The footers of all files are read, and such columns.
+
+    Raises:
+        StorageError: names the file.
+    """
+    if '"timestamp"' not in table.schema().to_json():
+        return
+    paths = sorted({path_in_log(path) for path in read_stream(table.get_add_actions()).column("path").to_pylist()})
+    with ThreadPoolExecutor(16) as pool:
+        for path, fits in zip(paths, pool.map(partial(_times_fit, root), paths), strict=True):
+            if not fits:
+                raise StorageError(
+                    f"the file {path} of the Delta table {root.uri} holds times before 1677 or after 2262 as INT96, "
+                    f"which delta-rs would write as others: {_SPARK} to change or compact it"
+                )
+
+
+def _times_fit(root: Storage, path: str) -> bool:
+    """Whether the times that a file keeps as INT96 are the same in nanoseconds."""
+    file = Storage.of(path) if "://" in path else root.child(path)
+    with file.open_input() as stream:
+        parquet = pq.ParquetFile(stream)
+        leaves = map(parquet.schema.column, range(len(parquet.schema.names)))
+        old = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+        if not old:
+            return True
+        exact = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us").read(columns=old)
+        return bool(parquet.read(columns=old).cast(exact.schema, safe=False).equals(exact))
 
 
 def _of_table(kind: Any, above: str = "") -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from delta_log import HIDDEN, commit, edited_metadata, hide_rows, map_columns, protocol
+from delta_log import HIDDEN, actions, commit, edited_metadata, hide_rows, map_columns, protocol
 from deltalake import DeltaTable, Schema
 
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
@@ -63,6 +63,47 @@ def test_texts_and_bytes_come_out_as_the_types_they_had_also_inside_of_others(ta
         assert str(read.schema.types) == str(rows.schema.types).replace("item:", "element:")
         assert read.to_pylist() == rows.to_pylist()
     assert table.append(table.rows()) == 1
+
+
+def kept_as_int96(table, *moments):
+    """Put the moments into a table of the columns ``id`` and ``at``, as Spark's Delta keeps them."""
+    rows = pa.table({"id": range(len(moments)), "at": pa.array(moments, pa.timestamp("us", "UTC"))})
+    table.append(rows)
+    entries = actions(table.uri)
+    add = next(action["add"] for action in entries if "add" in action)
+    file = Path(table.uri) / add["path"]
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=True)
+    add["size"] = file.stat().st_size
+    commit(table.uri, 0, *entries)
+    return rows
+
+
+FAR = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC), None]
+
+
+def test_times_that_no_nanoseconds_hold_are_read_as_they_are(table):
+    rows = kept_as_int96(table, *FAR)
+    assert table.rows().to_pylist() == rows.to_pylist()
+    assert table.snapshot()[1].to_pylist() == rows.to_pylist()
+    assert table.rows(["at"], where="id = 1").to_pylist() == [{"at": FAR[1]}]
+
+
+@pytest.mark.parametrize("change", ["merge", "compact"])
+def test_times_that_no_nanoseconds_hold_are_not_copied_as_others(table, change):
+    rows = kept_as_int96(table, *FAR)
+    with pytest.raises(StorageError, match="holds times before 1677 or after 2262 as INT96"):
+        table.compact() if change == "compact" else table.merge(rows.slice(2), ["id"])
+    assert table.rows().to_pylist() == rows.to_pylist()
+
+
+def test_other_times_of_spark_are_merged_and_compacted(table):
+    rows = kept_as_int96(table, datetime(1700, 1, 1, tzinfo=UTC), None, datetime(2261, 1, 1, 0, 0, 0, 7, tzinfo=UTC))
+    table.append(rows)
+    table.compact()
+    assert table.rows().to_pylist() == [*rows.to_pylist(), *rows.to_pylist()]
+    assert len(table.files()) == 1
+    table.merge(pa.table({"id": [0], "at": pa.array([None], rows.schema.field("at").type)}), ["id"])
+    assert table.rows()["at"].null_count == 4
 
 
 def test_what_is_not_there_is_said(table):
