@@ -14,37 +14,21 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator.model_call import ModelCall
 from sparkdl.models.calling import parameters_of
 from sparkdl.models.signature import COMPANIONS
-from sparkdl.train.objective.labels import label_kind
+from sparkdl.train.objective.labels import LikeOutput, label_kind
 from sparkdl.train.objective.named_metrics import named_metric
+from sparkdl.train.task import takes_no_arguments
 
 
 def adapted_loss(loss: Any) -> Any:
     """Return torch's own losses as they are; others so that a label meets them in the shape of the output.
 
-    A label of shape (rows,) against an output of shape (rows, 1) would otherwise be broadcast to (rows, rows).
+    A label of shape (rows,) against an output of shape (rows, 1) would otherwise be broadcast to (rows, rows). What
+    makes a loss is called here, for it is the loss that meets the label; classes of torch's own are left as they are.
     """
-    return loss if inspect.isclass(loss) or label_kind(loss) != "own" else LikeOutput(loss)
-
-
-class LikeOutput:
-    """A function of (output, label, ...) that sees the label in the output's shape when both hold as many numbers."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.function)
-
-    @property
-    def __name__(self) -> str:
-        return _name_of(self.function)
-
-    def __call__(self, output: Any, label: Any, *more: Any, **named: Any) -> Any:
-        """Call the function."""
-        if isinstance(output, torch.Tensor) and isinstance(label, torch.Tensor) and output.numel() == label.numel():
-            label = label.reshape(output.shape)
-        return self.function(output, label, *more, **named)
+    if inspect.isclass(loss) and label_kind(loss) != "own":
+        return loss
+    made = loss() if takes_no_arguments(loss) else loss
+    return made if label_kind(made) != "own" else LikeOutput(made)
 
 
 def adapted_metrics(metrics: Any, labels: Sequence[str], losses: Sequence[Any]) -> dict[str, Any]:

@@ -1,20 +1,22 @@
 """Labels as the losses of torch want them.
 
 Enters: a loss, an output and a label as its column came. Leaves: the label in the shape and dtype that the loss
-compares with the output, and what a loss says of the output. Losses of the user's own get labels untouched.
+compares with the output, and what a loss says of the output. Losses of the user's own get labels untouched, or in the
+shape of the output inside ``LikeOutput``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["LabelKind", "Meaning", "fitting_label", "label_kind", "meaning_of", "metric_pair"]
+__all__ = ["LabelKind", "LikeOutput", "Meaning", "fitting_label", "label_kind", "meaning_of", "metric_pair"]
 
 LabelKind = Literal["classes", "elements", "own"]
 Meaning = Literal["value", "classes", "logit", "probability"]
@@ -33,6 +35,23 @@ _MEANINGS: dict[str, Meaning] = {
     **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), "logit"),
     **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "probability"),
 }
+
+
+class LikeOutput:
+    """A function of (output, label, ...) that sees the label in the output's shape when both hold as many numbers."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    def __call__(self, output: Any, label: Any, *more: Any, **named: Any) -> Any:
+        """Call the function."""
+        if isinstance(output, torch.Tensor) and isinstance(label, torch.Tensor) and output.numel() == label.numel():
+            label = label.reshape(output.shape)
+        return self.function(output, label, *more, **named)
 
 
 def meaning_of(loss: Any) -> Meaning:

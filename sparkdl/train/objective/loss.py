@@ -21,7 +21,7 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.observe import emit, logger
-from sparkdl.train.objective.labels import fitting_label, label_kind
+from sparkdl.train.objective.labels import LikeOutput, fitting_label, label_kind
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task, takes_no_arguments
 
@@ -286,7 +286,7 @@ class _OutputLoss:
             self.has_divisor = self.divides_alone or self._class_weight is not None
 
     def to(self, device: torch.device) -> None:
-        for loss in (self.loss, self.rowwise):
+        for loss in map(_unwrapped, (self.loss, self.rowwise)):
             if isinstance(loss, torch.nn.Module):
                 loss.to(device)
         self._class_weight = loss_option(self.loss, "weight", None)
@@ -407,11 +407,12 @@ def _made_loss(loss: Any) -> Any:
     loss = loss() if takes_no_arguments(loss) else loss
     if not callable(loss):
         raise ConfigError(f"the loss is a {type(loss).__name__}: give a callable of (output, label)")
-    _check_arguments(loss)
-    if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
+    users_loss = _unwrapped(loss)
+    _check_arguments(users_loss)
+    if isinstance(users_loss, torch.nn.Module) and any(p.requires_grad for p in users_loss.parameters()):
         raise ConfigError(
-            f"the loss {type(loss).__name__} has parameters of its own, which would not be synchronised: make it a "
-            "part of the model and return the loss from a train_step"
+            f"the loss {type(users_loss).__name__} has parameters of its own, which would not be synchronised: freeze "
+            "them by requires_grad_(False), or make it a part of the model and return the loss from a train_step"
         )
     return loss
 
@@ -435,6 +436,7 @@ def _check_arguments(loss: Any) -> None:
 
 def loss_option(loss: Any, name: str, default: Any) -> Any:
     """A setting of a loss: an attribute of a module, or what a ``functools.partial`` of a function binds."""
+    loss = _unwrapped(loss)
     while isinstance(loss, functools.partial):
         if name in loss.keywords:
             return loss.keywords[name]
@@ -442,8 +444,14 @@ def loss_option(loss: Any, name: str, default: Any) -> Any:
     return getattr(loss, name, default) if isinstance(loss, torch.nn.Module) else default
 
 
+def _unwrapped(loss: Any) -> Any:
+    return loss.function if isinstance(loss, LikeOutput) else loss
+
+
 def _rowwise(loss: Any) -> Any:
     """The same loss before its reduction, if it has one that can be switched off."""
+    if isinstance(loss, LikeOutput):
+        return LikeOutput(_rowwise(loss.function))
     if isinstance(loss, torch.nn.Module) and isinstance(getattr(loss, "reduction", None), str):
         unreduced = copy.copy(loss)
         unreduced.reduction = "none"  # type: ignore[assignment]

@@ -1,7 +1,10 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
@@ -93,6 +96,82 @@ def test_torchs_own_losses_and_classes_are_left_to_the_loop():
     assert adapted_loss(module) is module
     assert adapted_loss(F.mse_loss) is F.mse_loss
     assert adapted_loss(torch.nn.MSELoss) is torch.nn.MSELoss
+
+
+class Squares(torch.nn.Module):
+    """A loss of a user's own, with a number to compare with."""
+
+    def __init__(self, scale=1.0, trained=False):
+        super().__init__()
+        self.register_buffer("origin", torch.zeros(1))
+        self.scale = torch.nn.Parameter(torch.tensor(scale), requires_grad=trained)
+
+    def forward(self, output, label):
+        return (self.scale * (output - label + self.origin) ** 2).mean()
+
+
+def objective_of(loss, parts=1, **settings):
+    task = Task(
+        model=torch.nn.Linear(3, 1),
+        optimizer=torch.optim.SGD,
+        loss=adapted_loss(loss),
+        inputs=("x",),
+        labels=("y",),
+        **settings,
+    )
+    return Objective(task, torch.device("cpu"), parts, lambda total: total)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [Squares(), Squares, functools.partial(Squares, scale=1.0), lambda: Squares(), lambda: torch.nn.MSELoss()],
+    ids=["module", "class", "partial of a class", "function that makes it", "function that makes one of torch's"],
+)
+def test_a_label_column_meets_the_loss_that_a_class_or_a_function_makes(loss):
+    """Against (rows, 1) a label of (rows,) would be broadcast: the loss would be 2.5 here."""
+    batch = Batch({"y": torch.arange(4.0)}, step=0, epoch=0, rows=4, global_rows=4)
+    assert objective_of(loss)(torch.arange(4.0)[:, None], batch).item() == 0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.KLDivLoss(reduction="sum"),
+        torch.nn.SoftMarginLoss(reduction="sum"),
+        functools.partial(F.kl_div, reduction="sum"),
+        type("Derived", (torch.nn.MSELoss,), {})(reduction="sum"),
+    ],
+)
+def test_a_sum_over_rows_is_the_same_on_two_ranks_as_on_one(loss):
+    generator = torch.Generator().manual_seed(2)
+    output, label = (torch.rand(6, 3, generator=generator) for _ in range(2))
+    shares = []
+    for rows in (slice(0, 2), slice(2, 6)):
+        count = rows.stop - rows.start
+        batch = Batch({"y": label[rows]}, step=0, epoch=0, rows=count, global_rows=6, weight=count * 2 / 6)
+        shares.append(objective_of(loss, parts=2)(output[rows], batch))
+    assert torch.stack(shares).mean().item() == pytest.approx(loss(output, label).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [torch.nn.SoftMarginLoss, type("Derived", (torch.nn.MSELoss,), {})])
+def test_sample_weights_go_with_losses_of_torch_that_meet_the_label_in_the_shape_of_the_output(loss):
+    output, label, weights = torch.rand(4, 1), torch.ones(4), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    batch = Batch({"y": label, "w": weights}, step=0, epoch=0, rows=4, global_rows=4)
+    expected = (weights * loss(reduction="none")(output[:, 0], label)).sum() / weights.sum()
+    assert objective_of(loss(), sample_weight="w")(output, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_what_is_refused_of_a_loss_is_refused_inside_of_it_and_its_tensors_go_to_the_device():
+    with pytest.raises(ConfigError, match="the loss Squares has parameters of its own"):
+        objective_of(Squares(trained=True))
+    with pytest.raises(ConfigError, match="GaussianNLLLoss takes"):
+        objective_of(torch.nn.GaussianNLLLoss())
+    loss = Squares()
+    task = Task(
+        model=torch.nn.Linear(3, 1), optimizer=torch.optim.SGD, loss=adapted_loss(loss), inputs=("x",), labels=("y",)
+    )
+    Objective(task, torch.device("meta"), 1, lambda total: total)
+    assert loss.origin.device.type == "meta"
 
 
 def test_a_users_loss_keeps_its_reduction_for_sample_weights():
