@@ -16,6 +16,7 @@ from dataclasses import asdict
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparkdl.config import TrainConfig
@@ -89,6 +90,10 @@ def described(value: Any, depth: int = 0) -> str:
         return "{" + ", ".join(f"{key}: {inner(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inner, value)) + "]"
+    if isinstance(value, set | frozenset):  # whose order is another one in every process
+        return "{" + ", ".join(sorted(map(inner, value))) + "}"
+    if isinstance(value, np.ndarray):  # of which a text shows the first and last numbers alone
+        return f"array {value.shape} {value.dtype} {_hash(value.tolist())}"
     if inspect.isclass(value):
         return value.__qualname__
     if inspect.ismethod(value):

@@ -1,5 +1,9 @@
 import functools
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +119,26 @@ def test_what_a_callable_object_does_counts():
     absolute = lambda self, output, label: (output - label).abs().mean()  # noqa: E731
     square = lambda self, output, label: (output - label).square().mean()  # noqa: E731
     assert described(loss_of(absolute)) == described(loss_of(absolute)) != described(loss_of(square))
+
+
+def test_a_set_is_described_alike_in_every_process():
+    """Python gives the texts in a set another order in each."""
+    code = f"from sparkdl.train.checkpoint.identity import described; print(described({{*{sorted('abcdefgh')}}}))"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True
+        ).stdout
+        for seed in "12"
+    }
+    assert len(texts) == 1
+
+
+def test_each_number_of_an_array_counts_however_long_it_is():
+    numbers = np.arange(5000.0)
+    other_numbers = numbers.copy()
+    other_numbers[2500] = 7
+    assert described(numbers) != described(other_numbers)
+    assert described(numbers) == described(numbers.copy())
 
 
 def test_a_number_of_a_layer_counts():
