@@ -27,6 +27,9 @@ class LearningRate:
         warmup_steps: steps over which the rate climbs linearly from 0 to the scheduler's.
         scale: what all rates are multiplied by; 1 leaves them. A run that resumes with another one corrects its rates.
         reports: whether this rank says so.
+
+    Raises:
+        ConfigError: a scheduler that steps by what is monitored is to step after every optimizer step.
     """
 
     def __init__(
@@ -49,6 +52,11 @@ class LearningRate:
         self._nominal: list[float] = []
         self._warmed: list[float] | None = None
         self._wants_metric = scheduler is not None and "metrics" in inspect.signature(scheduler.step).parameters
+        if self._per_step and self._wants_metric:
+            raise ConfigError(
+                f"scheduler_interval='step', and {type(scheduler).__name__} steps by what is monitored, which an epoch "
+                "has and a step has not: choose scheduler_interval='epoch', or leave per_step out"
+            )
 
     def start(self) -> None:
         """Set the first step's rates; call once, on a fresh start."""

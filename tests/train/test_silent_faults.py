@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sparkdl.config import CheckpointConfig
+from sparkdl.errors import ConfigError
 from sparkdl.storage import Storage
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -118,6 +119,13 @@ def test_warm_up_climbs_evenly_and_schedulers_step_when_they_were_told_to(task, 
     assert rates() == pytest.approx([0.08, 0.08, 0.04, 0.04, 0.02, 0.02])
     assert rates(interval="step") == pytest.approx([0.08, 0.04, 0.02, 0.01, 0.005, 0.0025])
     assert rates(warmup_steps=4) == pytest.approx([0.02, 0.04, 0.03, 0.04, 0.02, 0.02])
+
+
+def test_a_scheduler_that_steps_by_the_monitored_value_is_refused_after_each_step():
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.raises(ConfigError, match="'step', and ReduceLROnPlateau steps by what is monitored"):
+        rate_of(World(), scale=False, scheduler=plateau)
+    rate_of(World(), scale=False, scheduler=plateau, interval="epoch").after_epoch(1.0)
 
 
 @pytest.mark.parametrize("scheduler", [None, lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5)])
