@@ -155,7 +155,7 @@ def run(
     config = replace(config, **changes)
     services, preload = _services(backend)
     options: dict[str, Any] = {"config": config, "services": services, "preload": preload}
-    options["on_event"] = settings.get("on_event")
+    options["on_event"] = functools.partial(_take_event, settings.get("on_event"))
     job = functools.partial(_call, Configuration.here(), fn, tuple(args), dict(kwargs or {}))
     with task_errors():
         if num_proc is not None and num_proc < 0:
@@ -414,6 +414,14 @@ def _services(backend: str) -> tuple[list[Service], list[str]]:
         services.append(horovod_rendezvous)
         preload.append("horovod.torch")
     return services, preload
+
+
+def _take_event(on_event: Callable[[Event], None] | None, event: Event) -> None:
+    """Print what a rank sent by ``log_to_driver``, and hand every event on."""
+    if event.get("kind") == "driver_log":
+        print(event["message"], flush=True)
+    if on_event is not None:
+        on_event(event)
 
 
 def _active_session() -> SparkSession:

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.horovod.runners import log_to_driver
 from sparkdl.runner import run
 
 
@@ -96,6 +97,17 @@ def test_lines_begin_with_the_time_where_that_is_asked_for(spark, capsys):
     when = r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}"
     assert re.fullmatch(rf"{when}\[0\]<stdout>:hello\n", stdout.getvalue())
     assert re.search(rf"^{when} \[rank 0\] error line$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_a_rank_sends_by_log_to_driver_is_printed_whoever_started_it(capsys):
+    events = []
+
+    def main():
+        log_to_driver("a word")
+
+    run(main, num_proc=-1, log_to_driver=False, on_event=events.append)
+    assert capsys.readouterr().out == "a word\n"
+    assert "driver_log" in {event["kind"] for event in events}
 
 
 def test_an_unknown_keyword_is_refused_with_those_there_are(spark):

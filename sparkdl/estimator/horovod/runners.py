@@ -7,7 +7,7 @@ import runpy
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -233,9 +233,4 @@ def _leader_value(fn: Callable[..., Any], *, num_proc: int, **settings: Any) -> 
         settings["spark"] = spark
         slots = hold_slots(spark, num_proc)
     with slots:
-        return run(fn, num_proc=num_proc, on_event=_print_log, **settings)[0]
-
-
-def _print_log(event: Mapping[str, Any]) -> None:
-    if event.get("kind") == "driver_log":
-        print(event["message"], flush=True)
+        return run(fn, num_proc=num_proc, **settings)[0]
