@@ -86,9 +86,24 @@ def run_elastic(
         max_np: Horovod's old name of ``max_num_proc``.
 
     Raises:
-        ConfigError: the numbers of ranks contradict each other.
+        ConfigError: a number is none, or the numbers of ranks contradict each other.
         SparkdlError: as ``run``, of the last attempt; at once what would fail again, such as a ``TypeError`` in ``fn``.
     """
+    counts = {"num_proc": num_proc, "min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
+    counts |= {"min_np": min_np, "max_np": max_np}
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise ConfigError(f"{name}={count!r} is no number of ranks: give a whole number of at least 1, or None")
+    for name, old_name in (("min_num_proc", "min_np"), ("max_num_proc", "max_np")):
+        if counts[name] is not None and counts[old_name] is not None:
+            raise ConfigError(
+                f"{name}={counts[name]} and {old_name}={counts[old_name]} name one thing: drop {old_name}"
+            )
+    if reset_limit is not None and (not isinstance(reset_limit, int) or reset_limit < 0):
+        raise ConfigError(
+            f"reset_limit={reset_limit!r} is no number of attempts: give 0 or more, or leave it out for 3"
+        )
+    timeout = _elastic_timeout(elastic_timeout)
     spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     ranks = num_proc or slots_of(spark)
     least, most = min_num_proc or min_np or ranks, max_num_proc or max_np or ranks
@@ -96,9 +111,6 @@ def run_elastic(
         raise ConfigError(
             f"num_proc={ranks} does not lie in min_num_proc={least}..max_num_proc={most}: correct one of them"
         )
-    if reset_limit is not None and reset_limit < 0:
-        raise ConfigError(f"reset_limit={reset_limit} is below 0: give a number of attempts, or leave it out for 3")
-    timeout = elastic_timeout or float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
     config = launch_config(
         start_timeout=start_timeout,
         env=env,
@@ -118,6 +130,19 @@ def run_elastic(
         return slots_left(spark, most, least, timeout)
 
     return repeated(attempt, ranks, 3 if reset_limit is None else reset_limit, ranks_left)[0]
+
+
+def _elastic_timeout(seconds: float | None) -> float:
+    """What was given, else HOROVOD_ELASTIC_TIMEOUT, else 600 seconds."""
+    text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT")
+    name, value = ("elastic_timeout", seconds) if seconds is not None else ("HOROVOD_ELASTIC_TIMEOUT", text or 600)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not number > 0:
+        raise ConfigError(f"{name}={value!r} is no number of seconds above 0: correct it, or leave it out for 600")
+    return number
 
 
 def repeated(attempt: Callable[[int], T], num_proc: int, failures: int, ranks_left: Callable[[], int]) -> tuple[T, int]:
