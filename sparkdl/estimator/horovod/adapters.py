@@ -68,6 +68,8 @@ def adapted_metrics(metrics: Any, labels: Sequence[str], losses: Sequence[Any]) 
                     "objects, or functions of (output, label)"
                 )
             name = _fresh(_name_of(entry), by_label[label])
+            if not _is_metric(entry) and takes_no_arguments(entry):
+                entry = entry()
             by_label[label][name] = entry if _is_metric(entry) else LikeOutput(entry)
     return by_label[labels[0]] if len(labels) == 1 else by_label
 

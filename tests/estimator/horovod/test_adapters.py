@@ -189,6 +189,12 @@ def test_a_users_loss_keeps_its_reduction_for_sample_weights():
     assert objective(output, batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_a_function_that_makes_a_metric_is_called_in_a_list_as_in_a_dict():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    made = adapted_metrics([lambda: torchmetrics.R2Score()], ["y"], [torch.nn.MSELoss()])["metric"]
+    assert isinstance(made, torchmetrics.R2Score)
+
+
 def test_horovods_groups_of_metrics_become_named_ones():
     def mae(output, label):
         return (output - label).abs().mean()
