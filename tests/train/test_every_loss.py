@@ -109,6 +109,8 @@ def exact_cases():
         found[f"NLLLoss, {ignored} ignored"] = losses.NLLLoss(**weighted, ignore_index=ignored), "log pixels", ignored
         partial = functools.partial(F.cross_entropy, ignore_index=ignored, weight=CLASS_WEIGHTS)
         found[f"F.cross_entropy, {ignored} ignored"] = partial, "classes", ignored
+    derived = type("Derived", (losses.CrossEntropyLoss,), {})
+    found["derived from CrossEntropyLoss"] = derived(**weighted, ignore_index=1), "classes", 1
     return {name: (*case, None)[:3] for name, case in found.items()}
 
 

@@ -67,10 +67,15 @@ def meaning_of(loss: Any) -> Meaning:
 
 
 def label_kind(loss: Any) -> LabelKind:
-    """Whether a loss of torch takes class numbers, or one value for each element of the output; else ``"own"``."""
+    """Whether a loss of torch takes class numbers, or one value for each element of the output; else ``"own"``.
+
+    A class derived from one of torch's is what that one is, unless it has a ``forward`` of its own.
+    """
     while isinstance(loss, functools.partial):
         loss = loss.func
     owner = loss if hasattr(loss, "__qualname__") else type(loss)
+    if inspect.isclass(owner):
+        owner = next((ancestor for ancestor in owner.__mro__ if "forward" in vars(ancestor)), owner)
     if not str(getattr(owner, "__module__", "")).startswith("torch."):
         return "own"
     name = getattr(owner, "__name__", "")

@@ -98,6 +98,15 @@ def test_torchs_own_losses_and_classes_are_left_to_the_loop():
     assert adapted_loss(torch.nn.MSELoss) is torch.nn.MSELoss
 
 
+def test_a_class_derived_from_one_of_torchs_takes_its_labels_as_that_one_does():
+    """Class numbers come as doubles from Spark."""
+    loss = type("Derived", (torch.nn.CrossEntropyLoss,), {})()
+    batch = Batch({"y": torch.tensor([0.0, 1.0])}, step=0, epoch=0, rows=2, global_rows=2)
+    assert objective_of(loss)(torch.zeros(2, 2), batch).item() == pytest.approx(0.6931, abs=1e-4)
+    own = type("Own", (torch.nn.CrossEntropyLoss,), {"forward": lambda self, output, label: output.sum() + label.sum()})
+    assert isinstance(adapted_loss(own()), LikeOutput)
+
+
 class Squares(torch.nn.Module):
     """A loss of a user's own, with a number to compare with."""
 
