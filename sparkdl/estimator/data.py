@@ -29,6 +29,7 @@ from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
 from sparkdl.estimator.column_plan import ColumnPlan, plan_columns
 from sparkdl.estimator.fit_spec import FitSpec, Transformation
 from sparkdl.estimator.model_call import check_forms
+from sparkdl.estimator.params.converters import validation as share_or_column
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.user_code import built
 from sparkdl.observe import span
@@ -358,9 +359,11 @@ def prepare_data(
         raise ConfigError("label_columns names no column: name at least one")
     if compress_sparse:
         raise ConfigError("compress_sparse=True has no effect on Parquet, which is compressed anyway: leave it out")
+    validation = None if validation is None else share_or_column("validation", validation)
     other_columns = [name for name in df.columns if name not in (*label_columns, sample_weight_col, validation)]
     columns = [*(other_columns if feature_columns is None else feature_columns), *label_columns]
     columns += [sample_weight_col] if sample_weight_col else []
+    columns = list(dict.fromkeys(columns))  # a label may be a feature as well
     missing = [name for name in columns if name not in df.columns]
     if missing:
         raise SchemaError(f"the frame has no column {missing[0]!r}, it has {df.columns}: correct the name")
@@ -371,7 +374,8 @@ def prepare_data(
     parts = {"train_path": df} if marks is None else {"train_path": df.filter(~marks), "val_path": df.filter(marks)}
     for name, rows in parts.items():
         folder = store.parquet(name, idx)  # type: ignore[arg-type]
-        rows.select(*columns).coalesce(num_processes * partitions_per_process).write.parquet(folder.spark_uri)
+        selected = rows.select(*(F.col(quoted(column)) for column in columns))
+        selected.coalesce(num_processes * partitions_per_process).write.parquet(folder.spark_uri)
         if verbose:
             print(f"{name.removesuffix('_path')} rows lie in {folder.spark_uri}", flush=True)
     yield idx

@@ -102,6 +102,19 @@ def test_torch_direct_parquet_train(df, tmp_path, idx):
     assert fitted.transform(df).count() == 4
 
 
+def test_prepare_data_writes_each_column_once_and_refuses_a_share_that_is_none(df, tmp_path):
+    store = LocalStore(str(tmp_path))
+    columns = {"feature_columns": ["features", "y", "weight"], "label_columns": ["y"], "sample_weight_col": "weight"}
+    with prepare_data(1, store, df, **columns) as idx:
+        rows = df.sparkSession.read.parquet(store.get_train_data_path(idx))
+    assert rows.columns == ["features", "y", "weight"]
+    with (
+        pytest.raises(ConfigError, match="validation=5 does not lie in"),
+        prepare_data(1, store, df, **columns, validation=5),
+    ):
+        pass
+
+
 def test_a_backend_of_ones_own_trains_what_sparks_ranks_train(df, tmp_path):
     mine = estimator(LocalStore(str(tmp_path)), backend=CallbackBackend(), batch_size=2).fit(df)
     ours = estimator(None, num_proc=1, batch_size=2).fit(df)
