@@ -20,7 +20,7 @@ from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
 from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import BACKENDS, LaunchConfig, LoaderConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
 from sparkdl.launch.store import Service
@@ -309,8 +309,8 @@ def run_on_dataframe(
         **settings: see ``FrameSettings``.
 
     Raises:
-        ConfigError: a keyword is unknown, or the ranks or the backend do not fit the strategy.
-        SchemaError: a column is missing or cannot become a tensor.
+        ConfigError: a keyword is unknown or has a wrong value, or the ranks or the backend do not fit the strategy.
+        SchemaError: ``df`` is not Spark's, or a column is missing or cannot become a tensor.
         DataError: there are no rows.
         RankFailedError: a rank raised or died.
     """
@@ -324,9 +324,12 @@ def run_on_dataframe(
         keywords = ", ".join(FrameSettings.__annotations__)
         raise ConfigError(f"run_on_dataframe() has no keyword {', '.join(unknown)}: it has {keywords}")
     options = dict(cast("Mapping[str, Any]", settings))
+    args, kwargs = options.pop("args", ()), options.pop("kwargs", None)
+    _check_call(fn, args, kwargs, num_proc)
+    _check_rows(df, columns, labels, batch_size, options.get("shuffle", True))
     reading: dict[str, Any] = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
     reading["batch_size"] = batch_size
-    call = (fn, tuple(options.pop("args", ())), dict(options.pop("kwargs", {})), options.pop("loader", None))
+    call = (fn, tuple(args), dict(kwargs or {}), options.pop("loader", None))
     options.setdefault("spark", df.sparkSession)
     if strategy is not None:
         num_proc = num_proc or barrier.slots(df.sparkSession, options.get("config"))
@@ -398,6 +401,23 @@ def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:
             f"num_proc={num_proc!r} is no number of ranks: give one above 0, one below 0 for processes of this host, "
             f"or None for every slot"
         )
+
+
+def _check_rows(df: Any, columns: Any, labels: Any, batch_size: Any, shuffle: Any) -> None:
+    from pyspark.sql import DataFrame
+
+    if not isinstance(df, DataFrame):
+        kind = f"{type(df).__module__}.{type(df).__qualname__}"
+        raise SchemaError(
+            f"run_on_dataframe takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)"
+        )
+    for name, names in (("columns", columns), ("labels", labels)):
+        if isinstance(names, str):
+            raise ConfigError(f"{name}={names!r} is one string: give a list of names, as in [{names!r}]")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} is no number of rows: give a whole number of at least 1")
+    if not isinstance(shuffle, bool):
+        raise ConfigError(f"shuffle={shuffle!r} is a {type(shuffle).__name__}: give True or False")
 
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:

@@ -46,6 +46,12 @@ def test_wrong_keywords_and_columns_are_refused(spark, tmp_path):
     df = spark.range(10)
     with pytest.raises(ConfigError, match="no keyword epochs"):
         run_on_dataframe(seen, df, epochs=2)
+    with pytest.raises(ConfigError, match="batch_size='8' is no number of rows"):
+        run_on_dataframe(seen, df, batch_size="8")
+    with pytest.raises(ConfigError, match="labels='id' is one string"):
+        run_on_dataframe(seen, df, labels="id")
+    with pytest.raises(ConfigError, match="shuffle='no' is a str"):
+        run_on_dataframe(seen, df, shuffle="no")
     with pytest.raises(SchemaError, match="'label' is missing"):
         run_on_dataframe(seen, df, labels=["label"], store=str(tmp_path))
     assert not list(tmp_path.rglob("*.arrow"))

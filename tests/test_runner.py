@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ConfigError
-from sparkdl.runner import launch_config
+from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.runner import launch_config, run_on_dataframe
 
 
 def test_horovods_own_defaults_change_nothing(monkeypatch):
@@ -60,3 +60,18 @@ def test_what_an_option_says_is_what_the_launch_gets(monkeypatch):
 def test_what_has_no_counterpart_is_refused_with_what_to_do(wrong, words):
     with pytest.raises(ConfigError, match=words):
         launch_config(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"fn": "train"}, ConfigError, "give the function"),
+        ({"args": "ab"}, ConfigError, "args='ab' is a str"),
+        ({"kwargs": [1]}, ConfigError, r"kwargs=\[1\] is a list"),
+        ({"num_proc": "2"}, ConfigError, "num_proc='2' is no number of ranks"),
+        ({"args": ["ab"], "kwargs": None}, SchemaError, "takes a Spark DataFrame, not a builtins.list"),
+    ],
+)
+def test_what_run_on_dataframe_cannot_mean_is_refused_before_anything_is_written(settings, error, words):
+    with pytest.raises(error, match=words):
+        run_on_dataframe(**{"fn": print, "df": [1, 2]} | settings)
