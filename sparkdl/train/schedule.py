@@ -54,8 +54,8 @@ class LearningRate:
         self._wants_metric = scheduler is not None and "metrics" in inspect.signature(scheduler.step).parameters
         if self._per_step and self._wants_metric:
             raise ConfigError(
-                f"scheduler_interval='step', and {type(scheduler).__name__} steps by what is monitored, which an epoch "
-                "has and a step has not: choose scheduler_interval='epoch', or leave per_step out"
+                f"scheduler_interval='step' does not go with {type(scheduler).__name__}, which steps by what is "
+                "monitored, and an epoch alone has that: let it step once an epoch"
             )
 
     def start(self) -> None:
