@@ -129,7 +129,7 @@ def test_every_type_of_feature_says_which_columns_it_reads():
         ("vector", [pa.list_(pa.float32()), pa.list_(pa.float32(), 3)], [pa.float32(), pa.list_(pa.string())]),
         ("text", [pa.string(), pa.large_string()], [pa.binary(), pa.list_(pa.string())]),
         ("{type: image, height: 2, width: 2}", [pa.binary(), pa.large_binary()], [pa.string()]),
-        ("date_parts", [pa.date32(), pa.timestamp("us")], [pa.string(), pa.int64()]),
+        ("{type: date_parts, parts: [day]}", [pa.date32(), pa.timestamp("us")], [pa.string(), pa.int64()]),
     ],
 )
 def test_the_type_of_a_column_fits_the_type_of_its_feature(feature, fits, other):
@@ -141,6 +141,16 @@ def test_the_type_of_a_column_fits_the_type_of_its_feature(feature, fits, other)
             file.check_columns({"x": kind, "y": pa.bool_()})
 
 
+@pytest.mark.parametrize("options", ["date_parts", "{type: date_parts, parts: [month, weekday, minute]}"])
+def test_a_date_has_no_hour_which_the_default_parts_ask_for(options):
+    file = loads(f"source: {{kind: csv, path: x}}\nlabel: {{y: binary}}\nfeatures:\n  joined: {options}")
+    file.check_columns({"joined": pa.timestamp("us"), "y": pa.bool_()})
+    with pytest.raises(
+        PipelineFileError, match=r"yaml:4: features\.joined is a column of date32.* parts: \[month, weekday\]}"
+    ):
+        file.check_columns({"joined": pa.date32(), "y": pa.bool_()})
+
+
 KINDS = [
     *(pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.string()),
     *(pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(4), pa.date32()),
@@ -150,7 +160,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("feature", ["number", "category", "ids", "vector", "text", "date_parts"])
+@pytest.mark.parametrize("feature", ["number", "category", "ids", "vector", "text", "{type: date_parts, parts: [day]}"])
 def test_the_check_takes_the_columns_that_features_are_made_of(feature):
     file = loads("source: {kind: csv, path: x}\nlabel: {y: binary}\nfeatures:\n  x: " + feature)
     for kind in KINDS:

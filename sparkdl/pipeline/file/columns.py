@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.features.spec import DateParts
 from sparkdl.pipeline.file.conditions import misspelt
 from sparkdl.pipeline.file.problems import Path, listed, near_column
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
@@ -29,6 +30,7 @@ def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) ->
     if later is not None:
         owner = "the source" if spec.transform is None else "the transform"
         yield from _missing(_of_rows(spec), later, owner)
+        yield from _hours_of_dates(spec, later)
         for name, expectation in spec.expect.items():
             for word, near in misspelt(expectation.check, list(later)):
                 yield (
@@ -108,6 +110,20 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
             remedy = "take what you need of it in transform" if nested else use.remedy
             column = f"is a {'nested ' if nested else ''}column of {kind}"
             yield use.path, f"{shown} {column}, and {use.wanted} are needed: {remedy}"
+
+
+def _hours_of_dates(spec: PipelineSpec, columns: Columns) -> Mistakes:
+    for name, options in spec.features.items():
+        if not isinstance(options, DateParts):
+            continue
+        kind, finer = columns.get(options.source(name)), [part for part in options.parts if part in ("hour", "minute")]
+        if finer and kind is not None and pa.types.is_date(kind):
+            others = ", ".join(part for part in options.parts if part not in finer) or "month, weekday"
+            yield (
+                ("features", name),
+                f" is a column of {kind}, its parts are {', '.join(options.parts)}, and a date has no {finer[0]}: "
+                f"write {{type: date_parts, parts: [{others}]}}",
+            )
 
 
 def _instead(column: str, columns: Columns) -> str:
