@@ -21,6 +21,7 @@ from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
 from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.windows import NO_TIME, WINDOW, Parts
+from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.table import AppTransaction, Table
 
 if TYPE_CHECKING:
@@ -190,6 +191,9 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     """The rows with the columns of the table, which gets those that it lacks; what is kept no longer becomes null.
 
     A table that no pipeline wrote stays as it is, and refuses rows with other columns.
+
+    Raises:
+        SchemaError: a column is of another type than in the table.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
@@ -197,6 +201,8 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     columns = table.columns() if table.exists() else []
     if not set(columns) >= _OWN:
         return frame
+    remedy = "name another table with score.target, or delete this one, for predictions of another type"
+    merged_schema(table.uri, table.schema_json(), delta_schema(frame.schema.json()).to_json(), remedy)
     new_names = [name for name in frame.columns if name not in columns]
     if new_names:
         schema = to_arrow_schema(frame.select(*map(quoted, new_names)).schema, timezone="UTC")
