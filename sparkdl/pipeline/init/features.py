@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
 from sparkdl.pipeline.init.profile import SKEWED, Profile, count_of
@@ -197,7 +198,8 @@ def _text(profile: Profile) -> tuple[dict[str, Any], str]:
         return {}, "dates as text: cast it to a date in transform, for date_parts"
     matches = [_OTHER_DATE.match(str(text)) for text, _ in profile.top]
     if matches and matches[0] and all(matches):
-        return {}, f"dates as text, such as {matches[0][0]}: to_timestamp in transform makes a time of it, to split by"
+        sql = f"with source.kind=sql, to_timestamp({quoted(profile.name)}, ...) makes a column for source.time"
+        return {}, f"dates as text, such as {matches[0][0]}: {sql}"
     if median >= _LONG and profile.distinct > 0.2 * profile.present:
         length = min(256, max(8, -(-most // 8) * 8))
         return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"

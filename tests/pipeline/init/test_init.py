@@ -105,7 +105,8 @@ def test_columns_that_tell_nothing_are_left_out_and_those_that_tell_too_much_are
     for name, reason in {
         "customer_id": "the key",
         "token": "nearly every row has its own, 400 values in 400 rows: an id",
-        "paid_on": "dates as text, such as 01.01.2026: to_timestamp in transform makes a time of it, to split by",
+        "paid_on": "dates as text, such as 01.01.2026: with source.kind=sql, to_timestamp(`paid_on`, ...) makes a "
+        "column for source.time",
         "source": "one value, 'web', in every row with a label that was looked at",
         "nothing": "missing in every row with a label that was looked at",
         "nested": "struct<a: int64>: take what you need of it in transform",
