@@ -13,6 +13,7 @@ from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable, named_functions
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import parts_of
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.project import Project
@@ -177,6 +178,13 @@ def ingested(pipeline, *windows):
     with replacing(Run(Project(pipeline.file)).state.receipts, "ingest", []) as made:
         for each in windows:
             made[each.window] = ("k", each)
+
+
+def test_where_no_row_is_kept_it_is_said_what_became_of_them(folder):
+    spec = Pipeline.load(folder / "wine.yaml").spec
+    put_aside = books("none", kept=0, quarantined=7, outcomes={"no time that can be read": 7})
+    with pytest.raises(DataError, match=r"no window with clean rows \(7 rows no time that can be read\): check source"):
+        parts_of(spec, {"none": put_aside})
 
 
 def test_a_plan_says_how_many_rows_the_transform_left_out(folder):

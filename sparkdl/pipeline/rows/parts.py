@@ -5,6 +5,7 @@ By time a part is whole windows; by a hash or a column every window can hold row
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -43,7 +44,7 @@ def parts_of(
     """
     windows = [name for name, receipt in window_receipts.items() if receipt.kept and name != NO_TIME]
     if not windows:
-        raise DataError("there is no window with clean rows: check source and expect")
+        raise DataError(f"there is no window with clean rows{_outcomes(window_receipts)}: check source and expect")
     if not isinstance(spec.split, TimeSplit):
         everything = tuple(sorted(windows))
         tested = everything if spec.split is not None and spec.split.test else ()
@@ -58,6 +59,15 @@ def parts_of(
 
     held_back = divided(hours_of(split.score), *(PARTS if train else ("score",)))
     return held_back if hold_back else replace(divided(0, "train", "validate", "test"), score=held_back.score)
+
+
+def _outcomes(window_receipts: Mapping[str, WindowReceipt]) -> str:
+    """What became of the rows that were read, in words; empty where there were none."""
+    counts: Counter[str] = Counter()
+    for receipt in window_receipts.values():
+        counts.update({**receipt.outcomes, "duplicate": receipt.duplicates, "kept without a time": receipt.kept})
+    parts = [f"{rows:,} rows {name}" for name, rows in counts.most_common(3) if rows]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def parts_to_do(
