@@ -52,7 +52,7 @@ class Slices:
         codes, values = pd.factorize(np.asarray(keys, dtype=object))
         if len(codes) != len(rows):
             raise DataError(f"there are {len(codes):,} keys for {len(rows):,} rows: give one a row")
-        names = [str(name) for name in values]
+        names = [repr(name) if name in (MISSING, OTHERS) else name for name in map(str, values)]
         if (codes < 0).any():
             names.append(MISSING)
             codes = np.where(codes < 0, len(names) - 1, codes)

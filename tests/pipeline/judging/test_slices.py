@@ -26,6 +26,12 @@ def test_slices_come_by_size_and_the_small_ones_together():
     assert found["big"] == measure(rows.take(keys == "big"))
 
 
+def test_a_text_that_is_called_as_the_missing_ones_are_is_a_slice_of_its_own():
+    rows = Rows.of("regression", np.zeros(60), np.ones(60))
+    found = Slices.of(rows, [None] * 10 + ["(missing)"] * 20 + ["(others)"] * 30, largest=2).measure(rows)
+    assert {name: one.rows for name, one in found.items()} == {"'(others)'": 30, "'(missing)'": 20, OTHERS: 10}
+
+
 def test_the_worst_slice_is_shown_however_many_are_larger():
     sizes = [LEAST_ROWS + 100 - n for n in range(100)]
     keys = np.repeat([f"k{n}" for n in range(100)], sizes)
