@@ -6,13 +6,15 @@ import argparse
 import math
 import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from sparkdl.cli.words import add_command
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.storage import size_text
 
 __all__ = ["add_commands"]
@@ -80,15 +82,22 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"--rows {options.rows} is no batch: give 1 or more")
     if not 1 <= options.straggler < math.inf:
         raise ConfigError(f"--straggler {options.straggler:g} is no slow rank: give 1 or more")
+    for name, count in (("local-ranks", options.local_ranks), ("top", options.top)):
+        if count < 1:
+            raise ConfigError(f"--{name} {count} is no number of them: give 1 or more")
     with importable("."):
-        model = imported(options.model, "MODEL")()
+        function = imported(options.model, "MODEL")
+        with _user_errors(f"{options.model}()", "let it make a torch.nn.Module without being given anything"):
+            model = function()
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"{options.model}() returned a {type(model).__name__}: let it make a torch.nn.Module")
-        model = model.to(options.device)
         inputs = [_input(text, options.rows) for text in options.input]
-        example = {name: tensor.to(options.device) for name, tensor in inputs}
+        with _user_errors(f"--device {options.device}", "name one that torch has here, such as cpu"):
+            model = model.to(options.device)
+            example = {name: tensor.to(options.device) for name, tensor in inputs}
         optimizers = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-        with console.status("measuring the model"):
+        given = f"a step of {options.model} with --input {' '.join(options.input)}"
+        with console.status("measuring the model"), _user_errors(given, "correct --input, or the model"):
             costs = measure_model(
                 model, lambda made: optimizers[options.optimizer](made.parameters(), lr=1e-6), example, ranks=ranks
             )
@@ -130,6 +139,18 @@ def _size(options: argparse.Namespace, console: Console) -> int:
     for name, (_, source) in _PUBLISHED.items():
         console.print(f"{name}: {source}", highlight=False, soft_wrap=True)
     return 0 if fits else 1
+
+
+@contextmanager
+def _user_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn what the user's code raises inside the block into one sentence."""
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:  # of any type: it is torch's, or the user's own
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{what} raised {type(error).__name__}: {text:.300}: {remedy}") from error
 
 
 def _scaling(costs: Any, link: Any, ranks: list[int], straggler: float) -> Table:

@@ -83,6 +83,11 @@ def test_integers_and_memory(size):
         (["models_to_size:make", "--memory", "0GiB"], "--memory 0GiB is no size: write it as in 16GiB"),
         (["models_to_size:make", "--straggler", "0.5"], "--straggler 0.5 is no slow rank: give 1 or more"),
         (["models_to_size:make", "--input", "y"], "--input y is no input: write x=13"),
+        (["models_to_size:make", "--local-ranks", "0"], "--local-ranks 0 is no number of them: give 1 or more"),
+        (["models_to_size:make", "--top", "0"], "--top 0 is no number of them: give 1 or more"),
+        (["models_to_size:make", "--device", "bogus"], "--device bogus raised RuntimeError: "),
+        (["math:sqrt"], "math:sqrt() raised TypeError: math.sqrt() takes exactly one argument (0 given): let it make"),
+        (["models_to_size:words"], "a step of models_to_size:words with --input x=8 raised RuntimeError: "),
     ],
 )
 def test_what_cannot_be_is_one_sentence(size, words, sentence):
