@@ -1,8 +1,8 @@
 """``sparkdl models list | show | compare | history | promote | rollback | lineage | gc | mirror | export``.
 
 Enters: parsed words. Leaves: tables on standard output, or one JSON document with ``--json``, in which a number that is
-not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 5 the store did not answer, 20 not
-promoted, 30 somebody else was faster.
+not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 3 a bundle that cannot be loaded, 4 an error nobody
+foresaw, 5 the store did not answer, 20 not promoted, 30 somebody else was faster, 130 interrupted.
 ``lineage_and_gc.py`` has what these two do.
 """
 
