@@ -6,12 +6,12 @@ Enters: parsed words. Leaves: tables on standard output.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from sparkdl.cli.words import add_command, time_text
+from sparkdl.cli.words import add_command, plain_text, table_of, time_text
 from sparkdl.storage import size_text
 
 __all__ = ["add_commands"]
@@ -34,18 +34,19 @@ def add_commands(commands: Any) -> None:
 def _list(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.shards.sets import list_sets
 
-    table = Table("set", "rows", "shards", "size", "written", "source", "orphans")
+    rows: list[Sequence[str]] = []
     for shard_set in list_sets(options.uri):
         orphans = f"{shard_set.orphan_files} ({size_text(shard_set.orphan_bytes)})" if shard_set.orphan_files else ""
         if shard_set.manifest is None:
-            table.add_row(shard_set.uri, shard_set.problem or "not committed", "", "", "", "", orphans)
+            rows.append((shard_set.uri, shard_set.problem or "not committed", "", "", "", "", orphans))
             continue
         m = shard_set.manifest
         source = f"{m.source.uri} version {m.source.version}" if m.source else ""
-        table.add_row(
+        rows.append((
             shard_set.uri, f"{m.rows:,}", str(len(m.shards)), size_text(m.bytes), time_text(m.created), source, orphans
-        )  # fmt: skip
-    console.print(table if table.row_count else f"no shard sets in {options.uri}")
+        ))  # fmt: skip
+    titles = ("set", "rows", "shards", "size", "written", "source", "orphans")
+    console.print(table_of(titles, rows, f"no shard sets in {options.uri}"), soft_wrap=True)
     return 0
 
 
@@ -59,7 +60,7 @@ def _gc(options: argparse.Namespace, console: Console) -> int:
         dry_run=options.dry_run,
     )
     for folder in removed:
-        console.print(f"{folder.uri}  {size_text(folder.bytes)}  {folder.reason}", soft_wrap=True)
+        console.print(plain_text(f"{folder.uri}  {size_text(folder.bytes)}  {folder.reason}"), soft_wrap=True)
     verb = "would be freed" if options.dry_run else "freed"
     console.print(f"{len(removed)} removed, {size_text(sum(folder.bytes for folder in removed))} {verb}")
     return 0

@@ -28,3 +28,14 @@ def test_shard_sets_are_listed_and_swept(capsys, tmp_path, monkeypatch):
     assert run(capsys, "shards", "gc", tmp_path / "sets", "--orphan-hours", 0)[0] == 0
     assert not orphan.exists()
     assert "3" in run(capsys, "shards", "list", place)[1].out
+
+
+def test_a_narrow_terminal_and_brackets_leave_the_whole_address_of_a_set(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    place = tmp_path / "sets of the [bold] ones" / ("a" * 64)
+    write_table_shards(pa.table({"x": [1.0]}), str(place))
+    said = run(capsys, "shards", "list", place.parent)[1].out
+    assert "".join(line.split("│")[1].strip() for line in said.splitlines() if "│" in line).endswith("a" * 64)
+    assert "…" not in said
+    (place / "shards" / "orphan.arrow").write_bytes(b"x")
+    assert str(place) in run(capsys, "shards", "gc", place.parent, "--orphan-hours", 0)[1].out
