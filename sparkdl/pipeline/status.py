@@ -32,7 +32,8 @@ class Status:
         pipeline: its name.
         last_run: the newest record that can be read; None before the first run.
         champion: the version that the alias points to; None where it points to none.
-        drift: what the newest run that looked for drift found; None where none of the last ones did.
+        drift: what the newest run that looked for drift found, from a champion where there is one by now; None where
+            none of the last ones did.
         done: the receipts of ingested windows, in order.
         metric: that judges models.
         judged: what held-out rows said of the champion; None where none of the last runs published it.
@@ -77,6 +78,7 @@ def status_of(run: Run) -> Status:
     last_read = "" if due is not None or problem else _last_read(run.state.snapshot, recent)
     champion, spec = run.state.champion(), run.project.spec
     version = None if champion is None else champion.version
+    drifts = (record.drift for record in recent if record.drift is not None)
     published = (record.evaluated for record in recent if record.model.get("version") == version)
     return Status(
         pipeline=str(spec.name),
@@ -84,7 +86,7 @@ def status_of(run: Run) -> Status:
         champion=champion,
         metric=spec.judged_metric,
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
-        drift=next((record.drift for record in recent if record.drift is not None), None),
+        drift=next((drift for drift in drifts if champion is None or drift.against is not None), None),
         done=tuple(receipt for receipt in known_windows.values() if receipt.read),
         due=due,
         taken_in=last_read,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,9 @@ from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import replacing
-from sparkdl.pipeline.state.run import Run
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Drifted
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.evaluate import publish_inputs
 from sparkdl.pipeline.summary import plan_lines
 from sparkdl.pipeline.windows import Parts
@@ -243,6 +246,16 @@ def test_the_status_tells_a_refused_run_a_source_that_is_gone_and_who_is_at_work
     assert status.holder is not None
     assert status.holder.run_id == "the-other"
     assert pipeline.status().holder is None
+
+
+def test_the_status_does_not_say_of_a_champion_that_there_is_none_to_compare_with(folder, monkeypatch):
+    pipeline = Pipeline.load(folder / "wine.yaml")
+    record = RunRecord(pipeline="wine", run_id="20260301T000000-000000", started="2026-03-01T00:00:00+00:00")
+    record.drift = Drifted(against=None, action="none", reason="there is no champion yet to compare with")
+    record.write(Project(pipeline.file).runs.child(record.run_id).child("record.json"))
+    assert pipeline.status().drift == record.drift
+    monkeypatch.setattr(State, "champion", lambda _: SimpleNamespace(version=1))
+    assert pipeline.status().drift is None
 
 
 @pytest.mark.parametrize("path", ["orders", "orders/day=1"])
