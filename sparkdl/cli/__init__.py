@@ -1,8 +1,8 @@
 """The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models | size``.
 
-Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
-2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/state/record.py``. Each family of commands
-has a file; ``words.py`` holds what they share.
+Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed),
+2 (wrong usage) or 130 (interrupted). The commands of a pipeline exit with the codes of ``pipeline/state/record.py``.
+Each family of commands has a file; ``words.py`` holds what they share.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("sparkdl: interrupted", file=sys.stderr)
+        return 130
 
 
 def job(*words: str, arguments: Sequence[str] | None = None) -> int:

@@ -39,3 +39,12 @@ def test_a_narrow_terminal_and_brackets_leave_the_whole_address_of_a_set(capsys,
     assert "…" not in said
     (place / "shards" / "orphan.arrow").write_bytes(b"x")
     assert str(place) in run(capsys, "shards", "gc", place.parent, "--orphan-hours", 0)[1].out
+
+
+def test_an_interrupt_is_one_sentence_and_an_exit_code(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparkdl.shards.sets.list_sets", interrupted)
+    code, out = run(capsys, "shards", "list", "sets")
+    assert (code, out.err) == (130, "sparkdl: interrupted\n")
