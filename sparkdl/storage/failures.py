@@ -169,6 +169,8 @@ def _explain(cause: Exception) -> str:
         return f"access is denied ({cause_line}): grant this user the right or choose another place"
     if isinstance(cause, FileNotFoundError):
         return "it does not exist: check the path, or write it first"
+    if isinstance(cause, IsADirectoryError):
+        return f"a file is needed there ({cause_line}): name one in it, or choose another path"
     if isinstance(cause, NotADirectoryError | FileExistsError):
         return f"a file stands where a directory is needed ({cause_line}): choose another path"
     return f"{type(cause).__name__}: {cause_line}: check the address, the network and the credentials"

@@ -154,3 +154,8 @@ def test_a_pickled_storage_keeps_its_options_and_hides_them():
 def test_hashes_are_the_published_ones():
     assert xxh3_hex(b"") == "2d06800538d394c2"
     assert sha256_hex(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_a_folder_in_the_place_of_a_file_is_said_to_be_one(tmp_path):
+    with pytest.raises(StorageError, match=r"a file is needed there \(.* is a directory\): name one in it"):
+        Storage.of(str(tmp_path)).read_bytes()
