@@ -6,7 +6,7 @@ as the function's loss is a mean over the rows of its batch.
 The optimizer is the user's own object. Hooks weigh what each backward pass adds to the gradients by the rows of this
 rank's batch, and exchange the gradients where the pass ends: whatever looks at them afterwards, be it clipping,
 ``step()`` or a print, finds the gradient of the global batch. Averaging is linear, so a pass that adds to gradients
-already exchanged may exchange their sum.
+already exchanged may exchange their sum; Adasum is not, and refuses such a pass.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class OwnStep:
         self._strategy, self._objective, self._rate, self._run = strategy, objective, rate, run
         self._optimizer = optimizer = strategy.optimizer
         self._precision, self._max_norm = config.precision, config.max_grad_norm
+        self._averages = config.sync.compression != "adasum" or run.world.size == 1
         self._device = torch.device(run.world.device)
         self._hooked: set[torch.nn.Parameter] = set()
         self._auxiliary = AuxiliaryLoss()
@@ -172,12 +173,27 @@ class OwnStep:
         """Called by autograd before it adds to a ``param.grad``."""
         if not self._queued:
             self._queued = True
+            if self._exchanged and not self._averages:
+                self._check_none_waits()
             torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
         assert self._batch is not None
         weight = self._batch.weight
         if weight == 1.0:
             return None
         return tuple(gradient * weight if weight else torch.zeros_like(gradient) for gradient in gradients)
+
+    def _check_none_waits(self) -> None:
+        """Refuse to join gradients by Adasum that it has joined already.
+
+        Raises:
+            ConfigError: a pass adds to gradients that another has exchanged.
+        """
+        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self._strategy.parameters()):
+            raise ConfigError(
+                f"{self._name} goes backward once more before it steps, and gradient_compression='adasum' would join "
+                f"gradients that are joined already: step after each pass, or leave {self._name} out and give "
+                "backward_passes_per_step alone"
+            )
 
     def _pass_ended(self) -> None:
         self._queued = False

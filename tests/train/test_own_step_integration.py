@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from own_step_functions import FUNCTIONS, by_hand, trained
 from train_helpers import NEEDS_HOROVOD
 
 from sparkdl.collective import open_collective
+from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError
 
 GROUPS = [
     pytest.param(("torch", 2), marks=pytest.mark.slow),
@@ -44,3 +48,24 @@ def test_ranks_with_unequal_and_empty_parts_train_what_a_plain_process_trains(to
     for parameters, seen in (rank[name] for rank in together):
         torch.testing.assert_close(parameters, wanted, rtol=1e-8, atol=1e-10)
         assert seen == pytest.approx(losses, rel=1e-8)
+
+
+def joined_by_adasum(names, world):
+    collective = open_collective(world, backend="torch")
+    found = {}
+    for name in names:
+        try:
+            found[name] = trained(name, collective, sync=SyncConfig(compression="adasum")).metrics["loss"]
+        except ConfigError as error:
+            found[name] = str(error)
+    collective.close()
+    return found
+
+
+def test_adasum_joins_the_gradients_of_one_pass_alone(ranks):
+    names = ["own loss", "closure", "two passes", "horovod's own, two passes"]
+    for found in ranks.together(functools.partial(joined_by_adasum, names), 2, "torch"):
+        assert isinstance(found["own loss"], float)
+        assert isinstance(found["closure"], float)
+        for name in names[2:]:
+            assert found[name].startswith("train_minibatch_fn goes backward once more before it steps")
