@@ -66,6 +66,13 @@ def _check_least(settings: object, least: float, *names: str) -> None:
         require(value is None or value >= least, f"{name}={value} is below {least}: give at least {least}")
 
 
+def _check_whole(settings: object, *names: str) -> None:
+    """Refuse numbers such as 1.5; None is left alone, and so are numpy's whole numbers."""
+    for name in names:
+        value = getattr(settings, name)
+        require(value is None or hasattr(value, "__index__"), f"{name}={value!r} is no whole number: give one")
+
+
 def _check_choice(settings: object, name: str, *allowed: str | None) -> None:
     """Refuse what is not one of ``allowed``."""
     value = getattr(settings, name)
@@ -261,8 +268,9 @@ class TrainConfig:
     sync: SyncConfig = SyncConfig()
 
     def __post_init__(self) -> None:
-        _check_least(self, 1, "epochs", "steps_per_epoch", "validation_steps", "max_steps", "accumulate_steps")
-        _check_least(self, 1, "early_stopping_patience", "window_steps")
+        counts = ("epochs", "steps_per_epoch", "validation_steps", "max_steps", "accumulate_steps")
+        _check_whole(self, *counts, "early_stopping_patience", "window_steps", "warmup_steps")
+        _check_least(self, 1, *counts, "early_stopping_patience", "window_steps")
         _check_least(self, 0, "warmup_steps", "min_delta", "progress_seconds")
         _check_choice(self, "precision", "fp32", "bf16", "fp16")
         compression = getattr(self.sync, "compression", None)

@@ -92,6 +92,10 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"{options.model}() returned a {type(model).__name__}: let it make a torch.nn.Module")
         inputs = [_input(text, options.rows) for text in options.input]
+        names = [name for name, _ in inputs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--input names {twice!r} {names.count(twice)} times: give each input a name of its own")
         with _user_errors(f"--device {options.device}", "name one that torch has here, such as cpu"):
             model = model.to(options.device)
             example = {name: tensor.to(options.device) for name, tensor in inputs}

@@ -69,7 +69,7 @@ def run_elastic(
         fn: the function; ``@hvd.elastic.run`` inside it works.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_proc: number of ranks of the first attempt; None takes all task slots of the cluster.
+        num_proc: number of ranks of the first attempt; None takes all task slots, or ``max_num_proc`` of them.
         min_num_proc: least number of a later one; ``num_proc`` by default.
         max_num_proc: greatest number of a later one; ``num_proc`` by default.
         start_timeout: as in ``run``, as are all that are not named here.
@@ -105,8 +105,9 @@ def run_elastic(
         )
     timeout = _elastic_timeout(elastic_timeout)
     spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-    ranks = num_proc or slots_of(spark)
-    least, most = min_num_proc or min_np or ranks, max_num_proc or max_np or ranks
+    slots, limit = slots_of(spark), max_num_proc or max_np
+    ranks = num_proc or min(slots, limit or slots)
+    least, most = min_num_proc or min_np or ranks, limit or ranks
     if not 1 <= least <= ranks <= most:
         raise ConfigError(
             f"num_proc={ranks} does not lie in min_num_proc={least}..max_num_proc={most}: correct one of them"

@@ -77,6 +77,7 @@ def test_integers_and_memory(size):
         (["models_to_size:missing"], "MODEL=models_to_size:missing cannot be imported: AttributeError"),
         (["models_to_size"], "'models_to_size' names no function: write package.module:function"),
         (["models_to_size:make", "--rows", "0"], "--rows 0 is no batch: give 1 or more"),
+        (["models_to_size:make", "--input", "x=9"], "--input names 'x' 2 times: give each input a name of its own"),
         (["models_to_size:make", "--ranks", "2,x"], "--ranks 2,x is no list of numbers of ranks"),
         (["models_to_size:make", "--bandwidth", "10"], "--bandwidth 10 is no bandwidth: write it as in 10Gbit"),
         (["models_to_size:make", "--latency", "5"], "--latency 5 is no time: write it as in 50us"),

@@ -48,3 +48,7 @@ def test_numbers_of_ranks_that_contradict_each_other_are_refused(spark):
         run_elastic(print, num_proc=1, min_num_proc=2)
     with pytest.raises(ConfigError, match="reset_limit=-1 is no number of attempts"):
         run_elastic(print, num_proc=1, reset_limit=-1)
+
+
+def test_fewer_ranks_than_slots_are_asked_for_by_their_greatest_number_alone(spark):
+    assert run_elastic(lambda: "one", max_num_proc=1, verbose=0) == ["one"]

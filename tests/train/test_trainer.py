@@ -447,6 +447,7 @@ def test_a_sum_is_a_sum(task, train, source, data):
         ({"monitor": "val_loss"}, "needs validation data"),
         ({"monitor": "accuracy"}, "is no column of an epoch"),
         ({"epochs": 0}, "epochs=0 is below 1"),
+        ({"epochs": 1.5}, "epochs=1.5 is no whole number"),
         ({"precision": "fp8"}, "precision='fp8' is not one of"),
         ({"max_grad_norm": 0.0}, "is not above 0"),
     ],
