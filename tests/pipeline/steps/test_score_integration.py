@@ -13,8 +13,8 @@ from sparkdl.errors import SchemaError
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.metrics.measure import confusion
 from sparkdl.metrics.rows import Rows
-from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.steps.score import _columns, _fitted_to
+from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.tables.table import Table
 from sparkdl.train.objective.named_metrics import MetricRule, named_metric
