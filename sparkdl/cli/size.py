@@ -100,8 +100,8 @@ def _size(options: argparse.Namespace, console: Console) -> int:
             model = model.to(options.device)
             example = {name: tensor.to(options.device) for name, tensor in inputs}
         optimizers = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-        given = f"a step of {options.model} with --input {' '.join(options.input)}"
-        with console.status("measuring the model"), _user_errors(given, "correct --input, or the model"):
+        step_text = f"a step of {options.model} with --input {' '.join(options.input)}"
+        with console.status("measuring the model"), _user_errors(step_text, "correct --input, or the model"):
             costs = measure_model(
                 model, lambda made: optimizers[options.optimizer](made.parameters(), lr=1e-6), example, ranks=ranks
             )
