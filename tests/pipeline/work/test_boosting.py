@@ -124,6 +124,19 @@ def test_trees_are_trained_for_the_loss_of_the_label(features, loss, objective, 
     assert asked == [objective]
 
 
+@pytest.mark.parametrize(("many", "rate"), [(200 * 6, 0.05), (200 * 6 - 1, 0.1)])
+def test_many_values_are_learned_at_lightgbms_own_rate(features, many, rate, monkeypatch):
+    rates = []
+    train = lightgbm.train
+    monkeypatch.setattr(lightgbm, "train", lambda parameters, *more, **named: (
+        rates.append(parameters["learning_rate"]) or train(parameters, *more, **named)
+    ))  # fmt: skip
+    monkeypatch.setattr(boosting, "MANY_VALUES", many)
+    tables = [_with_labels(200, seed, [1.0]) for seed in range(3)]
+    boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    assert rates == [rate]
+
+
 def test_the_clock_ends_a_training_with_the_trees_that_there_are(features):
     tables = [_with_labels(500, seed, [1.0]) for seed in range(3)]
     found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output", seconds=0.0)
