@@ -28,8 +28,6 @@ from sparkdl.errors import SparkdlError, first_line
 from sparkdl.storage import size_text
 from sparkdl.world import World
 
-__all__ = ["Check", "checks"]
-
 MIN_JAVA = 17
 SPARK_VERSIONS = ((4, 2), (4, 4))
 RANKS = 2

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Event", "Sink", "emit", "facts_table", "logger", "metrics_text", "set_sink", "shortened", "span"]
-
 _SHOWN = 6
 _COUNTS = {"epoch", "step", "rows", "lr", "seconds"}
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ended", "place", "started"]
-
 
 def place() -> str:
     """What process numbers count in: this machine since it was started, or a container on it."""

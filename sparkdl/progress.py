@@ -23,8 +23,6 @@ from typing import Any, Literal, Protocol, TextIO
 from sparkdl.errors import ConfigError
 from sparkdl.observe import Event
 
-__all__ = ["Progress", "View"]
-
 Mode = Literal["auto", "terminal", "notebook", "lines", "off"]
 _HIDDEN = {"epoch", "step", "seconds", "rows", "lr"}  # of an epoch's row: not shown as metrics
 

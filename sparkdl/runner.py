@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sparkdl.estimator.store import Store
     from sparkdl.strategies.choice import Choice
 
-__all__ = ["FrameSettings", "RunSettings", "launch_config", "run", "run_on_dataframe", "start_timeout_of_environment"]
-
 T = TypeVar("T")
 
 

@@ -22,8 +22,6 @@ from sparkdl.train.source import BatchLike, Placement
 from sparkdl.train.task import Task, make_model, make_optimizer
 from sparkdl.world import World
 
-__all__ = ["SpreadModel"]
-
 
 class SpreadModel:
     """A model spread over the ranks of a run, for a training loop of your own.

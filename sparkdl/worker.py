@@ -39,8 +39,6 @@ from sparkdl.train.task import Task, make_model, make_optimizer
 from sparkdl.train.trainer import fit
 from sparkdl.world import World
 
-__all__ = ["RankJob", "RankReport", "run_identity", "run_rank"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["SOLO", "World"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:

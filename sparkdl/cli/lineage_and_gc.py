@@ -18,8 +18,6 @@ from sparkdl.storage import size_text
 if TYPE_CHECKING:
     from sparkdl.models.registry import ModelLineage, ModelRegistry
 
-__all__ = ["collect", "collection_arguments", "lineage", "lineage_arguments"]
-
 _SHOWN_FILES = 20
 _MOST_HOURS = 1_000_000
 

@@ -36,8 +36,6 @@ from sparkdl.models.reference import version_or_alias
 if TYPE_CHECKING:
     from sparkdl.models.registry import ModelRegistry, ModelVersion, Promotion
 
-__all__ = ["add_commands"]
-
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 

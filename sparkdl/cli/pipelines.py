@@ -17,9 +17,6 @@ from sparkdl.compat.interrupts import termination_interrupts
 from sparkdl.config import require
 from sparkdl.observe import logger
 
-__all__ = ["add_commands"]
-
-
 _EXIT_CODES = (
     "exit codes: 0 promoted, scored or stopped, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, "
     "3 training, 4 an error nobody foresaw, 5 a store that did not answer, 130 interrupted; "

@@ -14,8 +14,6 @@ from rich.console import Console
 from sparkdl.cli.words import add_command, plain_text, table_of, time_text
 from sparkdl.storage import size_text
 
-__all__ = ["add_commands"]
-
 HOUR, DAY = 3600.0, 86400.0
 
 

@@ -17,8 +17,6 @@ from sparkdl.cli.words import add_command
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.storage import size_text
 
-__all__ = ["add_commands"]
-
 _SHOWN = 3
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

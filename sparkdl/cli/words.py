@@ -21,11 +21,6 @@ from sparkdl.config import require
 from sparkdl.errors import SparkdlError
 from sparkdl.models.reference import reference, version_or_alias
 
-__all__ = [
-    "Answer", "Command", "add_command", "plain_text", "print_lines", "shown", "table_of", "time_text",
-    "version_named", "with_exit_codes",
-]  # fmt: skip
-
 Command = Callable[[argparse.Namespace, Console], int]
 """Takes the parsed words, prints, and returns the exit code."""
 

@@ -16,8 +16,6 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from sparkdl.collective.base import Ranks, as_bytes
 from sparkdl.errors import CheckpointError, ConfigError
 
-__all__ = ["agree_on_tensors", "named_parameters", "pack", "share_optimizer", "unpack"]
-
 Named = Sequence[tuple[str, torch.Tensor]]
 Description = list[tuple[str, tuple[int, ...], str]]
 

@@ -18,8 +18,6 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import SparkdlError
 from sparkdl.world import World
 
-__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp", "as_bytes", "on_leader"]
-
 ReduceOp = Literal["sum", "mean", "min", "max"]
 Value = TypeVar("Value")
 

@@ -20,8 +20,6 @@ from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
-__all__ = ["open_collective"]
-
 TIMEOUT = timedelta(minutes=5)
 
 

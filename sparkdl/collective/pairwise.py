@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "all_to_all", "give_to_all", "reduce_scatter"]
-
 _LONG = 1 << 16
 """Bytes of a part from which more than two ranks gather sooner by gloo's own ring."""
 

@@ -19,8 +19,6 @@ from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
 
-__all__ = ["SECRET", "SignedObjects", "secret_of_run"]
-
 SECRET = "SPARKDL_SECRET"
 """Variable with which ranks that another launcher started share a secret."""
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from sparkdl.errors import DataError
 
-__all__ = ["cast", "cast_columns", "storage_dtype"]
-
 Array = np.ndarray[Any, Any]
 
 

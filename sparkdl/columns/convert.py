@@ -22,8 +22,6 @@ from sparkdl.columns.statistics import RunningStats, add_matrix
 from sparkdl.columns.types import UNKNOWN
 from sparkdl.errors import DataError, SchemaError
 
-__all__ = ["Converter", "Rows"]
-
 Array = np.ndarray[Any, Any]
 
 Rows = dict[str, Any]

@@ -18,8 +18,6 @@ from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_nump
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.errors import DataError, SchemaError
 
-__all__ = ["Values", "decode"]
-
 Array = np.ndarray[Any, Any]
 
 _EXACT_INTEGERS = 1 << 53

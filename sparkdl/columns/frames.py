@@ -21,8 +21,6 @@ from sparkdl.compat.quick_ack import promptly
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["map_columns", "map_row", "row_of", "selected"]
-
 
 def selected(frame: DataFrame, names: Iterable[str]) -> DataFrame:
     """The columns of these names, in this order."""

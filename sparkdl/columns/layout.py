@@ -17,8 +17,6 @@ from sparkdl.columns.types import DTYPES, tensor_kind
 from sparkdl.config import require
 from sparkdl.errors import DataError, SchemaError
 
-__all__ = ["NULL_POLICIES", "Layout", "Preparation", "mask_name", "plan_tensors", "with_dictionaries"]
-
 NULL_POLICIES = ("error", "fill", "mask")
 
 

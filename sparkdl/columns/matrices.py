@@ -18,8 +18,6 @@ from sparkdl.columns.decode import Values, decode
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.errors import DataError
 
-__all__ = ["Matrix", "matrix_of"]
-
 Array = npt.NDArray[Any]
 
 

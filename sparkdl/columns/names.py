@@ -11,8 +11,6 @@ from typing import Any
 
 from sparkdl.errors import SchemaError
 
-__all__ = ["check_names", "folded", "quoted", "tells_cases_apart"]
-
 
 def quoted(name: str) -> str:
     """The name in backticks: the column itself, whatever dots and backticks are in it."""

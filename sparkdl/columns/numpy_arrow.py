@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["filled", "from_numpy", "from_rows", "from_values", "instants", "one_value", "to_numpy", "to_rows"]
-
 _EPOCH, _INSTANT = datetime(1970, 1, 1, tzinfo=UTC), pa.timestamp("us", "UTC")
 _CODES = {
     pa.int8(): "b", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float32(): "f",

@@ -16,8 +16,6 @@ import xxhash
 
 from sparkdl.errors import SchemaError
 
-__all__ = ["column_hashes", "mixed"]
-
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 _NULL = np.uint64(0x9E3779B97F4A7C15)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOGICAL", "TensorSpec"]
-
 LOGICAL = ("", "date", "timestamp", "timestamp_ntz", "string")
 """What numbers can stand for; see ``TensorSpec.logical``."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ColumnStats", "RunningStats", "add_matrix"]
-
 _CACHED_ROWS = 1024
 """Rows of a matrix that are worked on at once: their float64 copy fits into a core's cache."""
 

@@ -33,19 +33,6 @@ import pyarrow as pa
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import SchemaError
 
-__all__ = [
-    "DTYPES",
-    "UNKNOWN",
-    "Ragged",
-    "arrow_schema",
-    "is_list",
-    "is_text",
-    "is_vector",
-    "number_dtype",
-    "tensor_arrays",
-    "tensor_kind",
-]
-
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),

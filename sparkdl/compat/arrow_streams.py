@@ -10,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["read_stream"]
-
 
 def read_stream(stream: Any) -> pa.Table:
     """All of a stream, as ``pa.table(stream)``."""

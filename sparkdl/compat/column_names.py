@@ -13,8 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["Task", "named_columns"]
-
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What ``mapInArrow`` takes."""
 

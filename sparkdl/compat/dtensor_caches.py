@@ -12,8 +12,6 @@ import gc
 import sys
 from importlib import import_module
 
-__all__ = ["forget_meshes"]
-
 
 def forget_meshes() -> None:
     """Forget all meshes; what DTensors of open ones need is found out again."""

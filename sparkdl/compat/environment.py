@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["environment"]
-
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:

@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["before_first_group"]
-
 _HOME, _NAME = "torch.distributed", "init_process_group"
 
 

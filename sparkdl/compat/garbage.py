@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import gc
 
-__all__ = ["freeze", "freeze_once"]
-
 
 def freeze() -> None:
     """Collect what is garbage now, and never look again at what is not."""

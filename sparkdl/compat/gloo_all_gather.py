@@ -14,8 +14,6 @@ import functools
 
 import torch
 
-__all__ = ["replace_all_gather"]
-
 
 @functools.cache
 def replace_all_gather() -> torch.library.Library:

@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["interrupts_wait", "termination_interrupts"]
-
 _SECONDS = 0.02
 
 

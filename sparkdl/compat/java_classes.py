@@ -17,8 +17,6 @@ import sys
 import uuid
 from pathlib import Path
 
-__all__ = ["archive", "java_options", "make"]
-
 _WORK = """
 import sys
 from pyspark.sql import SparkSession, functions as F

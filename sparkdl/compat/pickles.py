@@ -19,8 +19,6 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Pickler", "dumps"]
-
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, which takes these two, too."""

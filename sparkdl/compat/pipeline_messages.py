@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["receives_first"]
-
 
 @contextmanager
 def receives_first(device: torch.device) -> Iterator[None]:

@@ -16,8 +16,6 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["promptly"]
-
 _Batch = TypeVar("_Batch")
 _FDS = "/proc/self/fd"
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it, and alone needs it

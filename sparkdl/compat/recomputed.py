@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = ["recompute"]
-
 
 def recompute(modules: Iterable[torch.nn.Module]) -> None:
     """Let each module compute its activations again in the backward pass, instead of keeping them."""

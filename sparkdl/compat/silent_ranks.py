@@ -16,8 +16,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["silent_ranks"]
-
 _NUMBERS = itertools.count()
 
 

@@ -21,18 +21,6 @@ from typing import Any, TypeVar
 
 from sparkdl import errors
 
-__all__ = [
-    "OTHER_PYTHON",
-    "map_task_errors_of_actions",
-    "foreign_jar",
-    "jar_error",
-    "lacking_module",
-    "told_by_java",
-    "unlogged_queries",
-    "task_error",
-    "task_errors",
-]
-
 OTHER_PYTHON = "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["eager"]
-
 _NAME = "torch._dynamo"
 _ENTERING = threading.Lock()
 

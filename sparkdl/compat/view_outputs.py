@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["copy_views"]
-
 
 def copy_views(module: torch.nn.Module) -> None:
     """Copy what ``module`` returns where it is a view; before ``fully_shard``, whose hooks are the later ones."""

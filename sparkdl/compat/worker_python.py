@@ -14,8 +14,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["use_drivers_python"]
-
 
 def use_drivers_python(spark: Any) -> None:
     """Let workers on this host run this process's interpreter, unless PYSPARK_PYTHON or Spark's settings say another.

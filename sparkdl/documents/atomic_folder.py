@@ -15,8 +15,6 @@ from sparkdl.errors import StorageError
 from sparkdl.observe import logger
 from sparkdl.storage import TEMPORARY, Storage
 
-__all__ = ["atomic_replace"]
-
 
 @contextlib.contextmanager
 def atomic_replace(target: Storage) -> Iterator[Storage]:

@@ -24,8 +24,6 @@ import torch
 
 from sparkdl.compat.pickles import Pickler
 
-__all__ = ["Payload"]
-
 _SHARED_BYTES = 64 << 20
 """Storages below this are copied in any case: torch's own memory begins at multiples of 64 bytes, received memory does
 not, and where a storage begins may change the last bit of a result. Larger ones begin alike, each in pages of its own.

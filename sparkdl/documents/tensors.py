@@ -16,8 +16,6 @@ from safetensors.torch import load
 
 from sparkdl.errors import IntegrityError
 
-__all__ = ["TensorFacts", "load_tensors", "map_tensors", "tensor_facts"]
-
 TensorFacts = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Name to shape and type of element."""
 

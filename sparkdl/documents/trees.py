@@ -26,8 +26,6 @@ import torch
 from sparkdl.documents.tensors import DTYPE_NAMES
 from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError
 
-__all__ = ["Decoder", "Encoder", "Layout"]
-
 _PLAIN = frozenset({type(None), bool, str, int})
 
 

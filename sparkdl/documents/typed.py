@@ -24,8 +24,6 @@ from msgspec import inspect
 from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.storage import Storage
 
-__all__ = ["Count", "Source", "as_json", "convert", "decode", "encode", "parse", "read"]
-
 T = TypeVar("T")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

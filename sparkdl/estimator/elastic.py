@@ -28,8 +28,6 @@ from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import logger
 from sparkdl.runner import launch_config, run
 
-__all__ = ["run_elastic"]
-
 T = TypeVar("T")
 
 _REPLACEMENT_SECONDS = 10.0

@@ -25,8 +25,6 @@ from sparkdl.shards.manifest import Manifest, Source
 if TYPE_CHECKING:
     from sparkdl.tables.table import Table
 
-__all__ = ["TorchEstimator"]
-
 ParamMap = Mapping[Param[Any], Any]
 
 

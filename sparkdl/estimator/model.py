@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from sparkdl.models.folder import Adjustment, BundleInfo
     from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
 
-__all__ = ["TorchModel"]
-
 
 @declare(MODEL_SPECS)
 class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):

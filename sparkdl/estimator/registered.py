@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sparkdl.estimator.model import TorchModel
     from sparkdl.interchange.mlflow import Mirrored
 
-__all__ = ["ModelRegistry", "load_model"]
-
 
 class ModelRegistry(base.ModelRegistry):
     """A registry of models, by its address, see ``sparkdl.models.registry``; it scores, too."""

@@ -22,8 +22,6 @@ from sparkdl.tables.table import Mode, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["score_table"]
-
 
 def score_table(
     table: str | Table,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-__all__ = ["room_for_fits", "run_side_by_side"]
-
 
 def room_for_fits(spark: SparkSession, ranks: int, most_slots: int | None = None) -> int:
     """How many fits of so many ranks each run at once; one in any case.

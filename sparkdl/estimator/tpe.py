@@ -9,8 +9,6 @@ from typing import Any
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["TpeSampler"]
-
 
 class TpeSampler:
     """Draws the settings of one trial after the other; safe to ask from several threads.

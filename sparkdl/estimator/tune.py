@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-__all__ = ["Range", "Schedule", "Trial", "TuneResult", "looks", "tune"]
-
 Settings = dict[str, Any]
 _DRAWS_A_TRIAL = 50
 

@@ -21,8 +21,6 @@ from sparkdl.estimator.params.params import CheckedParams, callers_names
 from sparkdl.estimator.saving.persistence import StageWriter
 from sparkdl.storage import Storage
 
-__all__ = ["CrossValidator", "SharedShards"]
-
 
 class CrossValidator(tuning.CrossValidator):
     """Spark's ``CrossValidator``; parameters, metrics and the fitted model are Spark's own. Any estimator will do.

@@ -45,8 +45,6 @@ from sparkdl.features.statistics import PROBABILITIES, Statistics, column_of, li
 from sparkdl.features.tokens import Functions, tokens_of
 from sparkdl.features.values import Coded, Lists, coded, lists_of, numbers_of, times_of, vectors_of
 
-__all__ = ["Encoder", "knots_of"]
-
 Array = np.ndarray[Any, Any]
 
 _MEDIAN = PROBABILITIES.index(0.5)

@@ -27,8 +27,6 @@ from sparkdl.features.statistics import KNOTS, PROBABILITIES, Statistics
 from sparkdl.features.tokens import Functions, Tokens
 from sparkdl.storage import sha256_hex
 
-__all__ = ["Features", "Fitted", "fit"]
-
 FORMAT = 1
 MAX_FEATURES = 100_000
 OUTPUT_BYTES = 64 << 20

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["hashes", "to_buckets"]
-
 SEED = 42
 
 

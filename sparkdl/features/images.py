@@ -16,8 +16,6 @@ import pyarrow as pa
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.features.spec import Image
 
-__all__ = ["images_of"]
-
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 64 << 20
 """The most pixels of a picture before it is resized; more are taken for an attack on the memory."""

@@ -27,8 +27,6 @@ from sparkdl.features.spec import (
 )
 from sparkdl.features.statistics import Statistics
 
-__all__ = ["Input", "inputs_of", "part_ids"]
-
 _PARTS: dict[Part, int] = {"quarter": 4, "month": 12, "day": 31, "weekday": 7, "hour": 24, "minute": 60}
 
 

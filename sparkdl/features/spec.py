@@ -17,23 +17,6 @@ import msgspec
 from sparkdl.config import require
 from sparkdl.errors import ConfigError
 
-__all__ = [
-    "CATEGORIES",
-    "NUMBERS",
-    "Category",
-    "DateParts",
-    "Encoded",
-    "Feature",
-    "Ids",
-    "Image",
-    "Number",
-    "Part",
-    "Text",
-    "Vector",
-    "check_features",
-    "input_names",
-]
-
 NUMBERS, CATEGORIES = "numbers", "categories"
 """The model inputs that all numbers and all single ids share; every other feature is an input of its own name."""
 

@@ -29,19 +29,6 @@ from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Ids, Im
 from sparkdl.features.tokens import Functions, tokens_of
 from sparkdl.features.values import Coded, coded, lists_of, numbers_of, times_of, vectors_of
 
-__all__ = [
-    "KNOTS",
-    "PROBABILITIES",
-    "Running",
-    "Statistics",
-    "column_of",
-    "edges_of",
-    "limits_of",
-    "scaled",
-    "statistics_of",
-    "top_values",
-]
-
 Array = np.ndarray[Any, Any]
 
 PROBABILITIES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)

@@ -19,8 +19,6 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.features.spec import Text
 from sparkdl.features.values import Lists, coded
 
-__all__ = ["Functions", "Tokens", "tokens_of"]
-
 Tokens = Callable[[str], Sequence[str]]
 """Cuts a text into tokens."""
 

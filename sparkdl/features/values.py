@@ -28,8 +28,6 @@ from sparkdl.columns.numpy_arrow import filled, from_numpy, to_numpy
 from sparkdl.columns.types import is_list, is_text, is_vector
 from sparkdl.errors import DataError, SchemaError
 
-__all__ = ["Coded", "Lists", "coded", "lists_of", "numbers_of", "times_of", "vectors_of"]
-
 Array = np.ndarray[Any, Any]
 
 _EXACT = float(1 << 53)

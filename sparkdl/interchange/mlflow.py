@@ -43,8 +43,6 @@ from sparkdl.models.signature import Signature, TensorField
 from sparkdl.observe import logger
 from sparkdl.storage import Storage, sha256_hex
 
-__all__ = ["Mirrored", "check_installed", "check_mirror", "find_version", "mirror", "mirror_published"]
-
 T = TypeVar("T")
 
 IDENTITY = "sparkdl.publication"

@@ -23,8 +23,6 @@ from sparkdl.scoring.models import WithFeatures
 from sparkdl.scoring.rows import score_rows
 from sparkdl.storage import Storage
 
-__all__ = ["Served", "predicted", "signature_of"]
-
 
 @dataclass(frozen=True)
 class Served:

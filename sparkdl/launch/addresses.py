@@ -14,16 +14,6 @@ import psutil
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.world import World
 
-__all__ = [
-    "address_of",
-    "free_port",
-    "interface_to",
-    "meeting_address",
-    "own_address_to",
-    "variables",
-    "worlds",
-]
-
 
 def worlds(hosts: Sequence[str], devices: Sequence[str] | None = None) -> list[World]:
     """Number the slots of a job: ``worlds(hosts)[slot]`` is the world of the slot that runs on ``hosts[slot]``.

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from sparkdl.compat.garbage import freeze
 
-__all__ = ["DEFAULT_PRELOAD", "main", "preload"]
-
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "horovod.torch", "sparkdl.launch.rank.rank")
 
 

@@ -30,8 +30,6 @@ from sparkdl.launch.wire import dump_function
 from sparkdl.observe import Event
 from sparkdl.world import World
 
-__all__ = ["launch"]
-
 _LOOPBACK = "127.0.0.1"
 _LAST_WORDS_BYTES = 64 << 10
 

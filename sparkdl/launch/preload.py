@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
 
-__all__ = ["likely"]
-
 _LARGEST_GUESS_BYTES = 1 << 20
 
 

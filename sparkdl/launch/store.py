@@ -20,17 +20,6 @@ from typing import Any
 from sparkdl.errors import ClusterError, UnreachableError
 from sparkdl.launch.wire import Connection, WireError, connect
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_KEYS",
-    "MAX_VALUE_BYTES",
-    "KeyValueStore",
-    "Service",
-    "StoreClient",
-    "offered",
-    "store_of_this_run",
-]
-
 MAX_KEYS = 100_000
 MAX_BYTES = 64 << 20
 MAX_VALUE_BYTES = 2 << 20

@@ -28,18 +28,6 @@ from typing import Any
 from sparkdl.compat.pickles import dumps
 from sparkdl.errors import ClusterError, ConfigError
 
-__all__ = [
-    "MAX_UNPROVEN",
-    "Connection",
-    "Listener",
-    "WireError",
-    "authenticated",
-    "connect",
-    "dump_function",
-    "dump_value",
-    "load_value",
-]
-
 MAX_UNPROVEN = 64
 """Connections to a ``Listener`` that may be open at once without having proved anything."""
 

@@ -16,19 +16,6 @@ from sparkdl.metrics.ranking import auc, average_precision
 from sparkdl.metrics.rows import Floats, Rows, Task
 from sparkdl.metrics.sums import answers_of, sums_of, values_of
 
-__all__ = [
-    "CalibrationBin",
-    "METRICS",
-    "Measured",
-    "calibration",
-    "calibration_error",
-    "check_metric",
-    "check_metric_of",
-    "confusion",
-    "measure",
-    "metric_over",
-]
-
 _CONFIDENCE_BINS = 15
 _OF_CLASSES = ("log_loss", "brier", "accuracy", "precision", "recall", "f1")
 METRICS: Mapping[Task, tuple[str, ...]] = {

@@ -7,8 +7,6 @@ from collections.abc import Collection
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["HIGHER_IS_BETTER", "METRIC_NAMES", "OF_RANKS", "OF_VALUES", "check_metric_name"]
-
 HIGHER_IS_BETTER = {
     **dict.fromkeys(("mse", "rmse", "mae", "mape", "pinball"), False),
     "r2": True,

@@ -14,8 +14,6 @@ import numpy as np
 
 from sparkdl.metrics.rows import Floats, Rows
 
-__all__ = ["auc", "average_precision", "wins_by_group"]
-
 
 def auc(rows: Rows, draws: Floats | None = None) -> Floats:
     """Return the area under the ROC curve.

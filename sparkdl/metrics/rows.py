@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["Floats", "Ints", "Rows", "Task", "missing"]
-
 Task = Literal["regression", "binary", "multiclass"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from sparkdl.metrics.rows import Floats, Ints, Rows, Task
 
-__all__ = ["Answers", "Sums", "answers_of", "losses_of", "quantile_losses", "sums_of", "sums_of_answers", "values_of"]
-
 _LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips double precision
 
 

@@ -12,8 +12,6 @@ from sparkdl.errors import BundleError
 from sparkdl.models.folder import Adjustment
 from sparkdl.nn.poisson_loss import amounts_of
 
-__all__ = ["AdjustedModel", "adjusted"]
-
 
 class AdjustedModel(nn.Module):
     """A model whose outputs are adjusted, one by one, by constants that its bundle names.

@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from sparkdl.compat.torch_compiler import eager
 from sparkdl.errors import BundleError
 
-__all__ = ["bounded_build"]
-
 _PARAMETER, _IMPORT = nn.Parameter.__new__.__code__, importlib._bootstrap._find_and_load.__code__  # type: ignore
 _CALLS, _CALLS_OF_A_TENSOR = 500_000, 5_000  # torch's own layers take up to 700 a tensor, and once 70,000
 _PARAMETERS, _PARAMETERS_OF_A_TENSOR = 500, 4  # an encoder makes its layer, and copies of that

@@ -28,16 +28,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparkdl.errors import ConfigError
 from sparkdl.models.signature import COMPANIONS, Call, Form
 
-__all__ = [
-    "Arguments",
-    "asked_forms",
-    "check_batch_norm",
-    "formed",
-    "parameters_of",
-    "remedy",
-    "value_form",
-]
-
 _BESIDE_ONE: dict[str, Form] = {
     "mask": "mask",
     "attention_mask": "mask",

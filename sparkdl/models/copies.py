@@ -30,8 +30,6 @@ from sparkdl.models.folder import (
 from sparkdl.storage import TEMPORARY, Storage
 from sparkdl.storage.local import private_folder
 
-__all__ = ["copy_bundle", "local_copy"]
-
 _UNUSED_SECONDS = 30 * 86400.0
 """After which a copy on this machine goes when the next one is made."""
 

@@ -25,28 +25,6 @@ from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage, sha256_hex, storage_errors
 
-__all__ = [
-    "DOCUMENT",
-    "FORMAT",
-    "PICKLE",
-    "WEIGHTS",
-    "BundleInfo",
-    "FileFacts",
-    "Parametrization",
-    "Recipe",
-    "WeightFacts",
-    "check_file",
-    "check_files",
-    "check_hash",
-    "check_size",
-    "content_hash_of",
-    "file_hash",
-    "info_of",
-    "publish_folder",
-    "read_bundle",
-    "work_folder",
-]
-
 FORMAT = 1
 DOCUMENT, WEIGHTS, PICKLE = "bundle.json", "weights.safetensors", "model.pkl"
 MAX_WEIGHTS_BYTES = 1 << 40

@@ -20,8 +20,6 @@ from torch import nn
 from sparkdl.errors import BundleError
 from sparkdl.models.trust import IMPORT_SETTING, IMPORT_VARIABLE, OWN, checked_packages, never
 
-__all__ = ["TORCH", "build", "make", "makes_a_model", "path_of", "resolve"]
-
 TORCH = ("torch.nn", OWN)
 """What may be imported without a word: torch's own layers, and the networks that sparkdl brings."""
 

@@ -25,8 +25,6 @@ from sparkdl.models.trust import OWN
 from sparkdl.models.weights import check_unsaved_state, load_weights
 from sparkdl.storage import Storage
 
-__all__ = ["own_layer", "prove", "rebuilt", "recipe_of", "repeats"]
-
 
 def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> Recipe:
     """Choose how ``model`` will be rebuilt, in the order that ``save_bundle`` documents.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from sparkdl.config import require
 
-__all__ = ["reference", "version_or_alias"]
-
 
 def reference(text: str) -> tuple[str, int | str | None]:
     """The name, and the version or alias; None for the latter where ``text`` is a name alone.

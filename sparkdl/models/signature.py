@@ -11,8 +11,6 @@ from typing import Literal, get_args
 from sparkdl.columns.spec import LOGICAL
 from sparkdl.config import require
 
-__all__ = ["COMPANIONS", "Call", "Form", "Signature", "TensorField"]
-
 Call = Literal["positional", "dict", "keywords"]
 """How a model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
 

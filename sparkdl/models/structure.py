@@ -21,16 +21,6 @@ from sparkdl.errors import BundleError
 from sparkdl.models.folder import Parametrization
 from sparkdl.models.importing import make
 
-__all__ = [
-    "checked_arguments",
-    "describe",
-    "layer_class",
-    "parametrizations_of",
-    "parametrize_again",
-    "rebuild",
-    "recovered_arguments",
-]
-
 Node = dict[str, Any]
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["REMEDY", "allow_imports", "allow_pickle", "allowed_imports", "checked_packages", "pickle_allowed"]
-
 SETTING, VARIABLE = "spark.sparkdl.allowPickle", "SPARKDL_ALLOW_PICKLE"
 IMPORT_SETTING, IMPORT_VARIABLE = "spark.sparkdl.allowImports", "SPARKDL_ALLOW_IMPORTS"
 OWN = "sparkdl.models.networks"

@@ -19,8 +19,6 @@ from sparkdl.documents.tensors import TensorFacts, map_tensors, tensor_facts
 from sparkdl.errors import BundleError
 from sparkdl.models.folder import WeightFacts
 
-__all__ = ["check_unsaved_state", "load_weights", "save_weights"]
-
 
 def save_weights(model: nn.Module, path: Path) -> WeightFacts:
     """Write the state of ``model``; return what ``load_weights`` needs besides.

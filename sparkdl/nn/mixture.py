@@ -13,19 +13,6 @@ from torch.nn import functional
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 
-__all__ = [
-    "BatchBalance",
-    "MixtureOfExperts",
-    "TokenRanks",
-    "counting",
-    "mixtures",
-    "run_experts",
-    "share_tokens",
-    "stand_in",
-    "take_dropped",
-    "tell_dropped",
-]
-
 _ODDS_STEP = 2.0**-16
 _ODDS_LIMIT = 2**40  # a code has 42 bits for the odds, and those above them for the expert
 

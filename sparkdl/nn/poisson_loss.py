@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["PoissonLoss", "amounts_of"]
-
 _REACH = 30.0
 """Logarithms beyond which the exponential grows no further: float32 ends at 88."""
 

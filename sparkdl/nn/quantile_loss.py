@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["QuantileLoss"]
-
 
 class QuantileLoss(nn.Module):
     """The pinball loss, averaged over rows and levels.

@@ -22,8 +22,6 @@ from sparkdl.errors import DataError
 from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.signature import Signature, TensorField
 
-__all__ = ["InputPlan", "Part", "arguments_of"]
-
 Array = npt.NDArray[Any]
 
 

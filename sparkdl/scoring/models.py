@@ -23,11 +23,10 @@ from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.features.fitted import Features
-from sparkdl.models.bundle import BundleInfo, load_bundle
+from sparkdl.models.bundle import load_bundle
 from sparkdl.models.calling import check_batch_norm
+from sparkdl.models.folder import BundleInfo
 from sparkdl.storage import Configuration, Storage
-
-__all__ = ["BundleSource", "HeldModule", "ModelSource", "ModuleSource", "WithFeatures", "loaded", "place"]
 
 _KEPT_MODELS = 4
 _models: OrderedDict[tuple[str, str], nn.Module] = OrderedDict()

@@ -20,8 +20,6 @@ from sparkdl.columns.numpy_arrow import from_numpy
 from sparkdl.errors import BundleError, SchemaError
 from sparkdl.models.signature import TensorField
 
-__all__ = ["Kept", "columns_of", "kept_columns", "output_type"]
-
 Array = npt.NDArray[Any]
 
 _ARROW = {

@@ -13,8 +13,6 @@ from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.inputs import InputPlan, Part
 
-__all__ = ["check_meaning", "plan_input", "plan_inputs"]
-
 _MEANT = {
     "": "plain numbers",
     "date": "dates",

@@ -16,7 +16,7 @@ from sparkdl.columns.types import tensor_kind
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, SchemaError
 from sparkdl.features.fitted import Features
-from sparkdl.models.bundle import BundleInfo, read_bundle
+from sparkdl.models.folder import BundleInfo, read_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import allowed_imports, checked_packages
@@ -24,8 +24,6 @@ from sparkdl.scoring.models import BundleSource, HeldModule, ModelSource, WithFe
 from sparkdl.scoring.outputs import output_type
 from sparkdl.scoring.plan import check_meaning, plan_inputs
 from sparkdl.scoring.worker import Scorer
-
-__all__ = ["score_rows"]
 
 
 def score_rows(

@@ -24,9 +24,10 @@ from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.features.fitted import Features
-from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
 from sparkdl.models.calling import check_batch_norm
+from sparkdl.models.folder import BundleInfo, read_bundle
 from sparkdl.models.preprocessing import features_of
+from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource, WithFeatures
 from sparkdl.scoring.outputs import output_type
@@ -36,8 +37,6 @@ from sparkdl.storage import Configuration, sha256_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["Predictor", "ScoringPlan", "plan_scoring", "score"]
 
 _LARGEST_MODULE = 512 << 20
 

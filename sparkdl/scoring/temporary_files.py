@@ -24,9 +24,7 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import Storage, xxh3_hex
 
 if TYPE_CHECKING:
-    from sparkdl.models.bundle import BundleInfo
-
-__all__ = ["keep", "process_folder", "remove_orphans"]
+    from sparkdl.models.folder import BundleInfo
 
 _PREFIX = "sparkdl-models-"
 _NAME = re.compile(rf"{_PREFIX}(?P<place>[0-9a-f]{{16}})-(?P<pid>\d+)-(?P<began>\d+)-[0-9a-f]{{8}}")

@@ -33,8 +33,6 @@ from sparkdl.scoring.plan import check_meaning, plan_input, plan_inputs
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["Transport"]
-
 _PACK = "__sparkdl_pack_"
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
 

@@ -23,8 +23,6 @@ from sparkdl.scoring.inputs import InputPlan, arguments_of
 from sparkdl.scoring.models import ModelSource, loaded, place
 from sparkdl.scoring.outputs import Kept, columns_of, kept_columns
 
-__all__ = ["Scorer", "merge_small", "split_evenly"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:

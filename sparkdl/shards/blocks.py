@@ -17,8 +17,6 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import ShardConfig
 
-__all__ = ["BlockCutter", "concatenate", "from_batch", "permuted", "row_ends", "to_batch"]
-
 
 class BlockCutter:
     """Cuts the stream of a partition's rows into blocks of ``block_rows`` rows, or fewer where rows are large.

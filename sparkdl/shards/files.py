@@ -18,8 +18,6 @@ from sparkdl.shards.spread import RunWriter, spread
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage
 
-__all__ = ["PartWriter", "write_table_shards"]
-
 
 def write_table_shards(
     rows: pa.Table | pa.RecordBatchReader,

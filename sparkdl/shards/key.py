@@ -18,8 +18,6 @@ from sparkdl.config import ShardConfig
 from sparkdl.shards.manifest import WRITER_VERSION, Source
 from sparkdl.storage import sha256_hex
 
-__all__ = ["content_key"]
-
 
 def content_key(
     source: Source | None,

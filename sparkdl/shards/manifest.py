@@ -26,18 +26,6 @@ from sparkdl.errors import SchemaError, StorageError
 from sparkdl.storage import Storage, xxh3_hex
 from sparkdl.storage.names import plain_name
 
-__all__ = [
-    "BlockInfo",
-    "MANIFEST_NAME",
-    "Manifest",
-    "ShardInfo",
-    "Source",
-    "WRITER_VERSION",
-    "schema_hash",
-    "shard_from_json",
-    "shard_to_json",
-]
-
 MANIFEST_NAME = "manifest.json"
 WRITER_VERSION = 2
 """Version of the bytes that writers produce; part of every content key, so a new layout never hits an old cache.

@@ -15,8 +15,6 @@ from sparkdl.shards.manifest import MANIFEST_NAME, Manifest
 from sparkdl.shards.transaction import ORPHAN_SECONDS, orphans
 from sparkdl.storage import Storage
 
-__all__ = ["Removed", "SetInfo", "collect_garbage", "list_sets"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetInfo:

@@ -24,8 +24,6 @@ from sparkdl.shards.blocks import BlockCutter, to_batch
 from sparkdl.shards.manifest import BlockInfo, ShardInfo
 from sparkdl.storage import Storage, storage_errors
 
-__all__ = ["ShardFile", "ShardWriter"]
-
 _ALIGNMENT = 64
 _PAD = "sparkdl.pad"
 

@@ -35,8 +35,6 @@ from sparkdl.shards.manifest import ShardInfo, shard_from_json, shard_to_json
 from sparkdl.shards.shard_file import ShardWriter
 from sparkdl.storage import Storage, storage_errors
 
-__all__ = ["Common", "CommonReport", "Run", "RunWriter", "Spreading", "row_keys"]
-
 Words = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.int64]
 Part = tuple[Rows, Words, Counts]

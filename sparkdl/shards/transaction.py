@@ -47,8 +47,6 @@ from sparkdl.shards.manifest import (
 from sparkdl.shards.spread import Run, Spreading
 from sparkdl.storage import TEMPORARY, Storage
 
-__all__ = ["ORPHAN_SECONDS", "PartReport", "Transaction", "orphans"]
-
 ORPHAN_SECONDS = 86_400.0
 """A file that no manifest names is left alone this long, seconds: its writer may still be at work."""
 

@@ -43,8 +43,6 @@ from sparkdl.shards.spread import Stage, spread
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, check_places
 
-__all__ = ["spark_arrow_schema", "write_shards", "write_split"]
-
 _HELD_OUT = "__sparkdl_held_out"
 
 

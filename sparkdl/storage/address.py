@@ -12,8 +12,6 @@ import re
 from sparkdl.errors import ConfigError
 from sparkdl.storage.session import LOCAL, default_filesystem, qualified_by_session
 
-__all__ = ["is_local", "local_path_of", "looks_like_a_table", "resolved_address", "spark_address"]
-
 _CATALOG = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){2}")
 _LOCAL = ("file://", "local://")
 

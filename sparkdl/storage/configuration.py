@@ -27,8 +27,6 @@ from sparkdl.storage.session import (
     s3a_settings_of,
 )
 
-__all__ = ["Configuration"]
-
 
 @dataclass(frozen=True)
 class Configuration:

@@ -19,18 +19,6 @@ from sparkdl.errors import ConfigError, StorageError, StoreUnavailableError
 from sparkdl.storage.s3 import S3Access, bucket_of
 from sparkdl.storage.session import connected, hadoop_settings, s3a_settings
 
-__all__ = [
-    "HADOOP",
-    "OBJECT_STORES",
-    "check_answers",
-    "check_spark_reaches",
-    "delta_s3_options",
-    "filesystem_of",
-    "options_for",
-    "options_of_delta",
-    "protocol_of",
-]
-
 HADOOP = ("hdfs", "viewfs")
 OBJECT_STORES = ("s3", "gcs", "abfs")
 _PATIENCE = {"dfs.client.failover.max.attempts": "6"}  # half a minute for a NameNode to answer; 15 take minutes

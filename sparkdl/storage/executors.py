@@ -24,8 +24,6 @@ from sparkdl.storage.session import is_here
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["nearest_folder", "problems_on_executors"]
-
 _MOST_TASKS = 64
 _known: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # by session, what executors can write
 

@@ -16,16 +16,6 @@ from sparkdl.compat.spark_errors import told_by_java
 from sparkdl.errors import SparkdlError, StorageError, StoreUnavailableError
 from sparkdl.storage.session import connected
 
-__all__ = [
-    "http_status",
-    "lacks_bucket",
-    "one_line",
-    "outage_error",
-    "storage_errors",
-    "store_error",
-    "store_refuses",
-]
-
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_BUCKET = r"NoSuchBucket|UnknownStoreException|bucket does not exist"

@@ -29,8 +29,6 @@ from sparkdl.storage.names import plain_name
 from sparkdl.storage.remote import Upload, copy_tree, exists, holds, listed, remove
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
-__all__ = ["TEMPORARY", "Storage"]
-
 TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["sha256_hex", "xxh3_hex"]
-
 
 def xxh3_hex(data: Any) -> str:
     """The 64-bit xxh3 hash of a buffer as 16 hexadecimal digits: against accidents, not attackers."""

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["DurableFile", "leads_out", "open_regular", "private_folder", "resolved"]
-
 
 def leads_out(path: str, folder: str) -> bool:
     """Whether symbolic links take ``path``, which is named below ``folder``, to a place outside of it."""

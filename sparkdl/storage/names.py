@@ -9,8 +9,6 @@ import re
 
 from sparkdl.errors import IntegrityError
 
-__all__ = ["plain_name"]
-
 _FOREIGN = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 

@@ -18,8 +18,6 @@ from sparkdl.storage.executors import nearest_folder, problems_on_executors
 from sparkdl.storage.failures import storage_errors
 from sparkdl.storage.files import TEMPORARY, Storage
 
-__all__ = ["check_places"]
-
 _BLOCK = b"0" * 4096
 
 

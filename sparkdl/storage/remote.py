@@ -15,8 +15,6 @@ from typing import Any
 
 from sparkdl.storage.failures import lacks_bucket
 
-__all__ = ["RangeReader", "Upload", "copy_tree", "exists", "holds", "listed", "remove"]
-
 
 def exists(files: Any, path: str) -> bool:
     """Whether a name is there; fsspec's own ``exists`` takes every failure for absence, and a missing bucket, too."""

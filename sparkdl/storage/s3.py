@@ -25,8 +25,6 @@ from urllib.parse import urlsplit
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["S3A_SETTINGS", "S3Access", "bucket_of"]
-
 S3A_SETTINGS = (
     *("endpoint", "endpoint.region", "path.style.access", "connection.ssl.enabled"),
     *("access.key", "secret.key", "session.token"),

@@ -26,23 +26,6 @@ from xml.etree import ElementTree
 from sparkdl.errors import ConfigError, first_line
 from sparkdl.storage.s3 import S3A_SETTINGS
 
-__all__ = [
-    "LOCAL",
-    "configured_on_disk",
-    "connected",
-    "default_filesystem",
-    "default_filesystem_lent",
-    "default_filesystem_of",
-    "hadoop_client_settings_of",
-    "hadoop_settings",
-    "is_here",
-    "qualified_by_session",
-    "s3a_settings",
-    "s3a_settings_lent",
-    "s3a_settings_of",
-    "spark_defaults",
-]
-
 LOCAL = "file:///"
 _CLIENT = ("dfs.", "fs.defaultFS", "fs.viewfs.", "ha.", "hadoop.rpc.", "hadoop.security.", "ipc.client.")
 _connect: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -11,8 +11,6 @@ from typing import Any
 
 from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["Entry", "check_size", "entry_of", "size_text", "whole"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -12,8 +12,6 @@ from sparkdl.collective.base import GradientSync, on_leader
 from sparkdl.errors import CheckpointError, SparkdlError
 from sparkdl.strategies.base import Strategy, TaskView
 
-__all__ = ["AllReduce", "fitting"]
-
 
 class AllReduce(Strategy):
     """Data parallelism: see ``Strategy``."""

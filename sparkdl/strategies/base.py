@@ -21,8 +21,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.choice import Choice, choice_of
 
-__all__ = ["TaskView", "StepObjective", "Strategy", "open_strategy"]
-
 
 class StepObjective(Protocol):
     """What one batch shall reach, as the trainer hands it to a strategy."""

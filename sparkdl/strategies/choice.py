@@ -12,8 +12,6 @@ from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.server_options import ServerOptions
 
-__all__ = ["AUTO", "PRESETS", "Choice", "choice_of", "needs_torch_groups"]
-
 AUTO = "auto"
 """The ranks of a fit measure model and links, and take what ``planner.py`` puts first."""
 Choice = Mesh | LocalSteps | ServerOptions

@@ -13,8 +13,6 @@ import torch.distributed as dist
 from sparkdl.collective.gradients.buckets import Bucket, bucket_bytes, plan_buckets
 from sparkdl.errors import ConfigError
 
-__all__ = ["CopiesAverage"]
-
 
 class CopiesAverage:
     """Averages the gradients of parameters over the ranks that hold copies of them.

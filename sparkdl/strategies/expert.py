@@ -12,8 +12,6 @@ from sparkdl.collective.pairwise import all_to_all
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import MixtureOfExperts, mixtures, run_experts, share_tokens
 
-__all__ = ["GroupTokens", "check", "split"]
-
 
 def check(model: torch.nn.Module, size: int) -> None:
     """Refuse a model whose experts do not go over ``size`` ranks; nothing changes, and no other rank is asked.

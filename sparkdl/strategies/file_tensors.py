@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-__all__ = ["in_file", "in_memory", "lies_in_file", "parameters_in_files"]
-
 SMALLEST = 2**20  # bytes; many files of fewer would save little
 
 

@@ -19,8 +19,6 @@ from sparkdl.strategies.base import StepObjective, TaskView
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.server_options import ServerOptions
 
-__all__ = ["LocalSGD", "check_local_training"]
-
 
 class LocalSGD(AllReduce):
     """Every rank has a model and an optimizer of its own, which steps with the rank's own rows.

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["PRESETS", "LocalSteps"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps:

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["DIMENSIONS", "PRESETS", "READERS", "Mesh", "Place"]
-
 DIMENSIONS = ("pipeline", "data", "shard", "expert", "tensor")
 """From the outermost to the innermost: ranks that are neighbours, on one host if they can be, share a ``tensor`` group,
 which exchanges most; stages of a pipeline, which exchange least, lie farthest apart."""

@@ -32,8 +32,6 @@ from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.sharded import Messages, blocks_of, recomputable, shard, ungather
 
-__all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
-
 _ELEMENTWISE = {
     *(optim.SGD, optim.ASGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
     *(optim.RMSprop, optim.Rprop, optim.Adagrad, optim.Adadelta),

@@ -15,8 +15,6 @@ import torch.fx
 
 from sparkdl.errors import ConfigError, first_line
 
-__all__ = ["InputStyle", "ModelTrace", "forked", "mode_of", "trace_model", "without_constants"]
-
 InputStyle = Literal["positional", "keyword", "dict"]
 
 _NUMBERS = {"shape", "ndim", "dtype", "device", "size", "dim"}

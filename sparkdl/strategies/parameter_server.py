@@ -45,8 +45,6 @@ from sparkdl.strategies.server import DirectLink, Held, Link, Message, Server, W
 from sparkdl.strategies.server_options import ServerOptions
 from sparkdl.world import World
 
-__all__ = ["ParameterServer", "check_served_model", "sum_of_bits"]
-
 _WORDS_IN_CACHE = 1 << 15  # 256 KiB at a time
 _PIECE_BYTES = 8 << 20  # of a table, at a time: it need not fit a rank
 _LEAVE_SECONDS = 20.0

@@ -18,8 +18,6 @@ from sparkdl.nn.mixture import BatchBalance, MixtureOfExperts, counting, mixture
 from sparkdl.strategies.base import StepObjective
 from sparkdl.strategies.stages import GraphPart, Stage
 
-__all__ = ["SCHEDULES", "Bubble", "Pipeline", "measure_bubble"]
-
 SCHEDULES = ("1f1b", "gpipe", "naive")
 """1F1B holds the activations of at most as many micro-batches as stages follow (Narayanan et al., SOSP 2019), GPipe
 those of all (Huang et al., NeurIPS 2019); naive sends the batch as one."""

@@ -36,20 +36,6 @@ from sparkdl.strategies.sharded import blocks_of, shard
 from sparkdl.strategies.simulation import backward_with_buckets, mean_of_slowest, one_forward_one_backward
 from sparkdl.strategies.stage_balance import Profile, profile
 
-__all__ = [
-    "NOT_RANKED",
-    "Estimate",
-    "Link",
-    "MixtureCosts",
-    "ModelCosts",
-    "Plan",
-    "choose",
-    "measure_link",
-    "measure_model",
-    "rank_strategies",
-    "simulate_copies",
-]
-
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _CALLS = 9  # of each probe of a link
 _MICRO_BATCHES_PER_STAGE = 4

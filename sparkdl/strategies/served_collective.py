@@ -16,8 +16,6 @@ from sparkdl.errors import CheckpointError, ClusterError
 from sparkdl.launch.wire import load_value
 from sparkdl.world import World
 
-__all__ = ["ServedCollective"]
-
 Gather = Callable[[torch.Tensor], dict[int, torch.Tensor]]
 
 

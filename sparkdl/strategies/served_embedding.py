@@ -10,8 +10,6 @@ import torch
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["TABLE_BYTES", "ServedEmbedding", "tables_of"]
-
 TABLE_BYTES = 2**16
 """An embedding of fewer bytes travels whole: a question for single rows takes longer."""
 

@@ -21,8 +21,6 @@ from sparkdl.errors import ClusterError, SparkdlError
 from sparkdl.launch.wire import Connection, Listener, WireError, authenticated, connect, dump_value, load_value
 from sparkdl.strategies.all_reduce import fitting
 
-__all__ = ["DirectLink", "Held", "Link", "Message", "Server", "WireLink", "Workers", "host"]
-
 _ALIGNMENT = 16
 _ANSWERED_LATER = ("push",)  # what is wrong with it, the next answer says
 

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["PRESETS", "ServerOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:

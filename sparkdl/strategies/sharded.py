@@ -15,8 +15,6 @@ from sparkdl.collective.pairwise import all_gather, reduce_scatter
 from sparkdl.compat.view_outputs import copy_views
 from sparkdl.nn.mixture import mixtures
 
-__all__ = ["Messages", "blocks_of", "recomputable", "shard", "ungather"]
-
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The parts of ``model`` that are gathered, or computed again, one at a time.

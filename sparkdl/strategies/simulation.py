@@ -9,8 +9,6 @@ import random
 from collections.abc import Callable, Sequence
 from statistics import NormalDist, fmean
 
-__all__ = ["backward_with_buckets", "mean_of_slowest", "one_forward_one_backward"]
-
 _DRAWS = 400
 
 

@@ -17,8 +17,6 @@ from sparkdl.nn.mixture import take_dropped
 from sparkdl.strategies.model_trace import InputStyle, ModelTrace, forked, mode_of, trace_model, without_constants
 from sparkdl.strategies.tensor_plan import COLUMN, QKV
 
-__all__ = ["Profile", "check_rows_are_independent", "measure", "profile", "split_regions"]
-
 _REPEATS = 3
 _SLACK = 0.1
 """By how much more than the fastest the slowest stage may take, where less is sent: times are no surer than that."""

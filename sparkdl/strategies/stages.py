@@ -13,8 +13,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies.model_trace import InputStyle, ModelTrace, trace_model, without_constants
 from sparkdl.strategies.stage_balance import check_rows_are_independent, split_regions
 
-__all__ = ["GraphPart", "Stage", "release", "split"]
-
 
 @dataclass(frozen=True)
 class GraphPart:

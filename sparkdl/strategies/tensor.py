@@ -21,18 +21,6 @@ from torch.overrides import TorchFunctionMode
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.tensor_plan import COLUMN, HEADS, QKV, ROW
 
-__all__ = [
-    "SplitAttention",
-    "SplitColumn",
-    "SplitQkv",
-    "SplitRow",
-    "bytes_per_step",
-    "computing",
-    "keep_part",
-    "part_of",
-    "split",
-]
-
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     """Leave this rank's part of each module of ``plan`` in ``model``; every rank of ``mesh`` calls it.

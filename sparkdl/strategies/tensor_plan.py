@@ -15,8 +15,6 @@ from torch import fx, nn
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["COLUMN", "HEADS", "QKV", "ROW", "find_plan"]
-
 COLUMN, ROW, HEADS, QKV = "column", "row", "heads", "qkv"
 """A linear layer by its output features, one by its input features, ``nn.MultiheadAttention`` by its heads, and a
 linear layer whose output features are those of query, key and value, one behind the other, by those of each. An

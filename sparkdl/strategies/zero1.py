@@ -17,8 +17,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
 from sparkdl.strategies.base import TaskView
 
-__all__ = ["Zero1"]
-
 _ROUND_BYTES = 16 << 20
 """Of parameters that travel at once, from all ranks together: so much memory a step takes besides."""
 

@@ -42,8 +42,6 @@ from sparkdl.tables.record import (
     removal_filter,
 )
 
-__all__ = ["PARTITION_TYPES", "WritePlan", "active_files", "files_of", "has_committed"]
-
 PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
 
 

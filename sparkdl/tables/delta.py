@@ -38,19 +38,6 @@ from sparkdl.storage import (
 from sparkdl.tables.engine import AppTransaction
 from sparkdl.tables.features import refused_at_opening
 
-__all__ = [
-    "check_same_schema",
-    "commit_properties",
-    "creating",
-    "delta_address",
-    "delta_options",
-    "delta_schema",
-    "merged_schema",
-    "open_table",
-    "optimistic",
-    "storage_of",
-]
-
 T = TypeVar("T")
 
 _S3 = ("s3://", "s3a://", "s3n://")

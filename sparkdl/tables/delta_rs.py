@@ -47,8 +47,6 @@ from sparkdl.tables.vacuum import orphans
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DeltaRs"]
-
 
 @dataclass(frozen=True)
 class DeltaRs:

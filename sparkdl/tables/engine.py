@@ -29,22 +29,6 @@ from sparkdl.tables.record import Partition, spelled
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "AppTransaction",
-    "Engine",
-    "EngineName",
-    "Fence",
-    "WriteRequest",
-    "WriteResult",
-    "check_metadata",
-    "check_version",
-    "has_delta",
-    "is_name",
-    "said",
-    "spark_session",
-    "write_request",
-]
-
 EngineName = Literal["auto", "delta-rs", "spark"]
 
 _OF_THE_LOG = {

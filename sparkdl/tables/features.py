@@ -27,8 +27,6 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.record import check_inside, path_in_log
 
-__all__ = ["check_files", "check_readable", "check_scannable", "check_times", "check_writable", "refused_at_opening"]
-
 _READ = {"timestampNtz", "deletionVectors", "columnMapping", "v2Checkpoint", "vacuumProtocolCheck"}
 _SCANNED = {*_READ, "variantType", "variantType-preview"} - {"vacuumProtocolCheck"}
 _WRITTEN = {

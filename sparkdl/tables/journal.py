@@ -28,8 +28,6 @@ import pyarrow.parquet as pq
 from sparkdl.errors import ConflictError, SparkdlError, StorageError
 from sparkdl.storage import Storage, sha256_hex
 
-__all__ = ["Journal", "Tail"]
-
 _LOG = "_delta_log"
 _MOST_BYTES = 64 << 20
 """Of an entry or a file of a commit that is read here; what is larger is delta-rs's."""

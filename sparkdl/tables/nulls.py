@@ -17,8 +17,6 @@ import pyarrow as pa
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError
 
-__all__ = ["all_nulls", "check_nulls", "forbids_nulls", "nested_nulls"]
-
 _INSIDE = {"elementType": "containsNull", "keyType": "", "valueType": "valueContainsNull"}
 
 

@@ -27,17 +27,6 @@ from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.nulls import nested_nulls
 
-__all__ = [
-    "FILE_ROW_DDL",
-    "HIVE_NULL",
-    "FileRow",
-    "Files",
-    "WriteTask",
-    "is_ordered",
-    "partition_text",
-    "with_statistics",
-]
-
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
 _HELD_BYTES = 128 << 20  # of all files of one task that are open

@@ -28,8 +28,6 @@ from sparkdl.tables.record import TableFile
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["deletion_vectors", "frame_of_files", "physical_names", "spark_address"]
-
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
 _FILE, _ROW, _DELETED, _VALUES = (f"_sparkdl_{name}" for name in ("file", "row", "deleted", "values"))

@@ -18,11 +18,6 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.tables.parquet import FileRow
 
-__all__ = [
-    *("Filter", "Partition", "TableFile"),
-    *("check_inside", "commit_facts", "partition_predicate", "path_in_log", "removal_filter", "spelled"),
-]
-
 Partition = Mapping[str, str | None]
 Filter = list[tuple[str, str, Any]]
 

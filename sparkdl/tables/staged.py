@@ -21,8 +21,6 @@ from sparkdl.tables.engine import WriteResult
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask
 from sparkdl.tables.vacuum import written_by
 
-__all__ = ["StagedWrite"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StagedWrite:

@@ -17,8 +17,6 @@ from deltalake import DeltaTable
 from sparkdl.errors import StorageError
 from sparkdl.storage import Entry, Storage
 
-__all__ = ["orphans", "written_by"]
-
 
 def written_by(folder: Storage, write_id: str, depth: int) -> list[Storage]:
     """The files of one write, ``depth`` partition folders deep."""

@@ -13,8 +13,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.train.result import History
 from sparkdl.world import World
 
-__all__ = ["Callback", "Hooks", "Run"]
-
 
 @dataclass
 class Run:

@@ -15,8 +15,6 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.world import SOLO, World
 
-__all__ = ["TensorSource"]
-
 
 class TensorSource:
     """Shuffled, sharded batches over tensors that every rank holds whole.

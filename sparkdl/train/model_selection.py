@@ -21,8 +21,6 @@ from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import History
 from sparkdl.train.task import Task
 
-__all__ = ["ModelSelection", "monitor_of"]
-
 
 def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates: bool) -> str:
     """The column by which epochs are compared.

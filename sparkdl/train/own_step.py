@@ -27,8 +27,6 @@ from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 
-__all__ = ["OwnStep"]
-
 _NAMES = ("backward_passes_per_step", "set_backward_passes_per_step", "skip_synchronize", "synchronize")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["History", "TrainResult"]
-
 _STEP_COLUMNS = ("step", "epoch", "loss", "lr", "grad_norm")
 
 

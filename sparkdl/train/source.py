@@ -13,8 +13,6 @@ import torch
 
 from sparkdl.batches.reading.batch import Batch
 
-__all__ = ["BatchLike", "BatchSource", "Placement", "end_epoch"]
-
 
 class BatchLike(Protocol):
     """One rank's part of one global batch: named tensors that share their first dimension.

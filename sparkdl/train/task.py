@@ -15,17 +15,6 @@ from typing import Any, Literal
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.train.result import TrainResult
-
-__all__ = [
-    "Task",
-    "TrainResult",
-    "check_optimizer",
-    "make_model",
-    "make_optimizer",
-    "make_scheduler",
-    "takes_no_arguments",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,8 +47,6 @@ from sparkdl.train.task import Task, make_model, make_optimizer, make_scheduler
 from sparkdl.train.telemetry.report import Reporter, ScalarWriter
 from sparkdl.train.telemetry.window import LossWindow
 
-__all__ = ["fit"]
-
 
 def fit(
     task: Task,

@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["PAGE", "AddressSpace"]
-
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000 if sys.platform.startswith("linux") else 0x40

@@ -29,8 +29,6 @@ from sparkdl.errors import IntegrityError
 from sparkdl.observe import emit, logger
 from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo
 
-__all__ = ["Blocks", "is_ragged"]
-
 Ints = npt.NDArray[np.int64]
 
 _PADDING = 64  # a writer may pad a buffer up to here

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BufferRing"]
-
 _LEAST = 4096
 
 

@@ -25,8 +25,6 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import storage_errors
 from sparkdl.storage.local import private_folder
 
-__all__ = ["BlockCache", "default_folder"]
-
 _TRAILER = 8
 _SUFFIX, _TEMPORARY = ".block", ".tmp"
 _STRIPES = 256

@@ -25,8 +25,6 @@ from sparkdl.errors import IntegrityError
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import RangeReader, Storage, xxh3_hex
 
-__all__ = ["CachedBlocks", "open_blocks"]
-
 _TRAILER = 8  # bytes of the hash behind a block in the cache
 
 

@@ -17,8 +17,6 @@ from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.shards.manifest import Manifest, ShardInfo
 from sparkdl.storage import Storage, xxh3_hex
 
-__all__ = ["MappedBlocks"]
-
 
 class _FileState(NamedTuple):
     """What tells that a file was written to, or replaced, since it was looked at."""

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from sparkdl.batches.order.plan import Segments, Steps, segments
 
-__all__ = ["Pattern", "Patterns"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Empty", "fresh", "permutation", "permutations"]
-
 Ints = npt.NDArray[np.int64]
 Empty = Callable[[int], Ints]
 """A function that returns an array of so many numbers of any content: fresh memory is slow, so some is used again."""

@@ -30,8 +30,6 @@ import numpy.typing as npt
 from sparkdl.batches.order.permutations import Empty, fresh, permutation, permutations
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["ROW_BITS", "ROW_MASK", "TAILS", "Order", "Segments", "Steps", "choose_lanes", "segments"]
-
 Ints = npt.NDArray[np.int64]
 TAILS = ("exact", "drop", "pad")
 """What happens to the rows that do not fill the last step; see ``Steps``."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from sparkdl.batches.order.permutations import permutation
 from sparkdl.batches.order.plan import Order
 
-__all__ = ["ShuffleQuality", "content_excess", "measure", "sample"]
-
 _SAMPLED_BLOCKS = 32
 
 

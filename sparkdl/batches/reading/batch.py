@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Batch"]
-
 
 class Batch(dict[str, torch.Tensor]):
     """Tensors by name, and where they stand.

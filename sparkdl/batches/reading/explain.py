@@ -15,8 +15,6 @@ from sparkdl.batches.order.quality import ShuffleQuality, sample
 from sparkdl.batches.reading.geometry import Geometry
 from sparkdl.shards.manifest import Manifest
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:

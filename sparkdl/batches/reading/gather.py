@@ -30,8 +30,6 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, DataError, SchemaError
 
-__all__ = ["Column", "Decoded", "Fixed", "Places", "RaggedColumn", "Tensors", "make_columns", "valid_name"]
-
 Ints = npt.NDArray[np.int64]
 Tensors = dict[str, torch.Tensor]
 Places = tuple[Ints, ...]

@@ -19,8 +19,6 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.shards.manifest import Manifest
 
-__all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
-
 _LEAST_CHUNK = 1 << 12
 _LARGEST_ROW = float(1 << 40)
 _NUMBERED_AS = 32  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes

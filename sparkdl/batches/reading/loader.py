@@ -36,8 +36,6 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
 from sparkdl.world import World
 
-__all__ = ["ShardLoader", "ShardedDataset"]
-
 _STATE_VERSION = 2
 
 

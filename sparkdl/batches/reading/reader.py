@@ -33,8 +33,6 @@ from sparkdl.batches.reading.gather import Column, Places, Tensors
 from sparkdl.batches.reading.geometry import Pipeline
 from sparkdl.batches.reading.windows import Part, Windows
 
-__all__ = ["Reader", "Tensors", "single_threaded"]
-
 Ints = npt.NDArray[np.int64]
 
 

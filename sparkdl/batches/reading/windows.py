@@ -20,8 +20,6 @@ from sparkdl.batches.order.patterns import Pattern
 from sparkdl.batches.order.permutations import Empty
 from sparkdl.batches.order.plan import ROW_BITS, ROW_MASK, Order
 
-__all__ = ["Part", "Windows"]
-
 Ints = npt.NDArray[np.int64]
 
 

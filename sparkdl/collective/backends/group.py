@@ -28,8 +28,6 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
-__all__ = ["BROADCAST_BYTES", "GroupCollective", "REDUCE_OPS", "batches_of", "widened"]
-
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
 FEW_ELEMENTS = 4096

@@ -26,8 +26,6 @@ from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
 from sparkdl.world import World
 
-__all__ = ["HorovodCollective", "built_with", "cycle_ms", "is_installed"]
-
 SHORT_CYCLE_MS = 1.0
 SMALL_GRADIENT_BYTES = 2**20
 

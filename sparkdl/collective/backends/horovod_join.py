@@ -18,8 +18,6 @@ from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
 
-__all__ = ["HostNameError", "await_everyone", "init_variables"]
-
 
 class HostNameError(ConfigError):
     """Horovod cannot connect the hosts of this run; every rank raises it."""

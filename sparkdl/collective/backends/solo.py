@@ -20,8 +20,6 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["LocalGradients", "SoloCollective"]
-
 
 class LocalGradients:
     """Gradients stay what this rank's rows give: the mean over one rank, or over nobody else; see ``GradientSync``.

@@ -26,8 +26,6 @@ from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
 from sparkdl.world import World
 
-__all__ = ["TorchCollective", "kept_groups", "use_run_store"]
-
 _TAG = 0x5D1  # of no message of a pipeline, which may be under way between the same ranks
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 

@@ -22,8 +22,6 @@ from sparkdl import observe
 from sparkdl.collective.base import Ranks
 from sparkdl.errors import ConfigError
 
-__all__ = ["SynchronisedNorms", "synchronise_norms"]
-
 CHANNEL = "batch_norm"
 
 

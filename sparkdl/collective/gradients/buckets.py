@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Bucket", "bucket_bytes", "plan_buckets", "separate"]
-
 ALIGN_BYTES = 64
 SMALLEST_BUCKET_PER_RANK = 2**19
 LARGEST_BUCKET = 25 * 2**20

@@ -15,8 +15,6 @@ from sparkdl import observe
 from sparkdl.collective.agree import agree_on_tensors
 from sparkdl.collective.base import Ranks, as_bytes
 
-__all__ = ["BufferSharing"]
-
 
 class BufferSharing:
     """Shares the buffers of one model; says once that they had drifted apart.

@@ -18,8 +18,6 @@ from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier, open
 from sparkdl.config import Compression, SyncConfig
 from sparkdl.errors import ConfigError
 
-__all__ = ["AllReduceCarrier", "Carrier", "WIRE_DTYPES", "open_carrier"]
-
 WIRE_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -17,8 +17,6 @@ from sparkdl.collective.base import Ranks, as_bytes
 from sparkdl.collective.gradients.buckets import Bucket
 from sparkdl.config import Compression
 
-__all__ = ["COMPRESSIONS", "AdasumCarrier", "LossyCarrier", "PowerSGDCarrier", "TopKCarrier"]
-
 Parts = Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
 """Parameters, each with the view of a bucket that holds its gradient."""
 

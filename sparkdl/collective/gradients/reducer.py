@@ -37,8 +37,6 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
 
-__all__ = ["Reducer"]
-
 
 class Reducer:
     """Keeps the gradients of one model equal on all ranks: see ``GradientSync``."""

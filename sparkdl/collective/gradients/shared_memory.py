@@ -33,8 +33,6 @@ from sparkdl.collective.base import Ranks
 from sparkdl.collective.gradients.buckets import Bucket
 from sparkdl.errors import ClusterError
 
-__all__ = ["SharedMemoryCarrier", "open_shared_memory"]
-
 LINE_ELEMENTS = 32  # parts start on a cache line of their own, for any dtype of two bytes or more
 SPIN_SECONDS = 200e-6
 

@@ -12,8 +12,6 @@ import torch
 
 from sparkdl.collective.base import Ranks, as_bytes
 
-__all__ = ["average_sparse", "sparse_parameters"]
-
 INDEX_BYTES = 8
 
 

@@ -20,8 +20,6 @@ from sparkdl.errors import ClusterError
 from sparkdl.launch.store import StoreClient
 from sparkdl.launch.wire import Listener
 
-__all__ = ["CYCLE_MS", "RollCall", "call_roll", "horovod_rendezvous"]
-
 CYCLE_MS = 5.0
 """How often Horovod's thread looks for work, ms, where nobody chose: see ``HorovodCollective``."""
 

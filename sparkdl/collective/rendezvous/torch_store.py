@@ -11,8 +11,6 @@ from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
 
 from sparkdl.launch.store import StoreClient, store_of_this_run
 
-__all__ = ["RunStore", "run_store"]
-
 
 class RunStore(TorchStore):
     """Hands each request of torch on to the store of the run; C++ calls it under torch's own names."""

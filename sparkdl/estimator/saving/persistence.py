@@ -30,8 +30,9 @@ from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityErr
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.estimator.saving.artifacts import Saved, Withheld, load_named, save_named
 from sparkdl.estimator.user_code import loose_by_value
-from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
+from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.calling import Arguments, formed
+from sparkdl.models.folder import read_bundle
 from sparkdl.models.preprocessing import features_of, preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed

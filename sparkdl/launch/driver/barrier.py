@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check", "launch", "slots"]
-
 _SECOND_LOOK_SECONDS = 1.0
 _UNHEARD_SECONDS = 15.0  # the ranks' clocks start after their rendezvous and first imports
 

@@ -18,8 +18,6 @@ from sparkdl.launch.rank.link import ConnectionInfo
 from sparkdl.launch.store import KeyValueStore, Service
 from sparkdl.launch.wire import Connection, Listener, WireError, authenticated
 
-__all__ = ["Channel", "Report"]
-
 _QUEUE_REPORTS = 10_000
 
 

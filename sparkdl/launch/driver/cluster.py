@@ -16,8 +16,6 @@ from sparkdl.errors import CancelledError, ClusterError, PreflightError, Unreach
 from sparkdl.launch.addresses import address_of
 from sparkdl.launch.driver.preflight import ClusterFacts
 
-__all__ = ["as_cluster_error", "bind_address", "cluster_facts", "is_connect", "is_local"]
-
 _GROWING_SECONDS = 60.0
 Session = Any  # A SparkSession, classic or Connect; this module imports neither.
 

@@ -16,8 +16,6 @@ from sparkdl.launch.driver import preflight
 from sparkdl.launch.rank import resources
 from sparkdl.observe import logger
 
-__all__ = ["check_size", "make_plan"]
-
 
 def check_size(slot: int, found_size: int, num_proc: int) -> None:
     """Refuse a stage of another size than was asked for.

@@ -12,8 +12,6 @@ from typing import Any
 
 from sparkdl.errors import PreflightError
 
-__all__ = ["ClusterFacts", "check", "check_versions", "crowded_hosts", "job_problems", "version_problems"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:

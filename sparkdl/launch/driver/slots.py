@@ -21,8 +21,6 @@ from sparkdl.launch.driver import barrier
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SlotGate", "gate_of", "hold_slots", "slots_of"]
-
 
 class SlotGate:
     """A fair semaphore over the task slots of one Spark application."""

@@ -41,8 +41,6 @@ from sparkdl.launch.store import KeyValueStore, Service, StoreClient
 from sparkdl.launch.wire import Listener, authenticated
 from sparkdl.observe import Event
 
-__all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "run_gathered_rank", "failure_in", "values_of"]
-
 ROW_SCHEMA = "rank int, kind string, part int, piece binary"
 _SCHEMA = pyarrow.schema(
     [("rank", pyarrow.int32()), ("kind", pyarrow.string()), ("part", pyarrow.int32()), ("piece", pyarrow.binary())]

@@ -24,8 +24,6 @@ from sparkdl.launch.rank.rank import facts
 from sparkdl.launch.wire import load_value
 from sparkdl.observe import Event
 
-__all__ = ["Host", "Supervisor", "is_follow_up", "is_waiting", "load_or_name", "print_lines"]
-
 _TICK_SECONDS = 0.25
 _SECOND_LOOK_SECONDS = 1.5
 _ANSWER_SECONDS = 1.0

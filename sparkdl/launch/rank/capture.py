@@ -18,8 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-__all__ = ["TAIL_LINES", "Capture", "LineSplitter", "RateLimit"]
-
 TAIL_LINES = 100
 _MAX_LINE_CHARACTERS = 4000
 _PATIENCE_SECONDS = 0.5

@@ -25,8 +25,6 @@ from sparkdl.launch.rank.process_memory import look
 from sparkdl.launch.store import Service
 from sparkdl.launch.wire import connect
 
-__all__ = ["ConnectionInfo", "EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "stack_of"]
-
 EXIT_DRIVER_GONE = 75
 EXIT_STOPPED = 76
 _GOODBYE_SECONDS = 20.0

@@ -10,8 +10,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["explain", "is_tight", "look"]
-
 _CGROUPS = Path("/sys/fs/cgroup")
 _OLD_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _NEW_FILES = ("memory.max", "memory.current", "inactive_file")

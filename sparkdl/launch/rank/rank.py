@@ -30,8 +30,6 @@ from sparkdl.launch.store import Service, StoreClient, offered
 from sparkdl.launch.wire import dump_value, load_value
 from sparkdl.world import World
 
-__all__ = ["RETIRED", "Assignment", "Reporter", "Slot", "facts", "perform", "preload", "registration", "run_rank"]
-
 RETIRED = threading.Event()
 """Set by a function after which this process shall not be used again, because it has left traces in it."""
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from sparkdl.errors import ClusterError
 
-__all__ = ["device_variables", "host_gpus", "intra_op_threads", "physical_gpus", "shared_order", "thread_variables"]
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

@@ -20,8 +20,6 @@ from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.observe import facts_table, metrics_text
 
-__all__ = ["EVENTS", "LOG", "SIGNED_EVENTS", "Event", "Hash", "ModelSummary", "ModelVersion", "State", "event_rows"]
-
 EVENTS = pa.schema(
     [
         ("sequence", pa.int64()),

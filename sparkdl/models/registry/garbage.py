@@ -35,8 +35,6 @@ from sparkdl.models.registry.log import EventLog
 from sparkdl.observe import logger
 from sparkdl.storage import TEMPORARY, Entry, Storage
 
-__all__ = ["STALE_SECONDS", "Garbage", "Holder", "Leases", "Removed", "spare_versions"]
-
 STALE_SECONDS = 300.0
 """Silence after which a holder on another machine is gone."""
 _FASTEST_CLOCK_SECONDS = 86400.0

@@ -15,8 +15,6 @@ from sparkdl.models.registry.events import ModelVersion
 from sparkdl.tables.delta import storage_of
 from sparkdl.tables.table import Table
 
-__all__ = ["Lineage", "ModelLineage", "Reach", "TrainedOn", "lineage_of", "trained_on"]
-
 _AT_ONCE = 16
 
 

@@ -28,9 +28,8 @@ from sparkdl.errors import ConflictError, FencedError, IntegrityError, SparkdlEr
 from sparkdl.models.registry.events import EVENTS, LOG, SIGNED_EVENTS, Event, State, event_rows
 from sparkdl.observe import logger
 from sparkdl.storage import Entry, Storage, sha256_hex
-from sparkdl.tables.table import Fence, Table
-
-__all__ = ["FORMAT", "EventLog"]
+from sparkdl.tables.engine import Fence
+from sparkdl.tables.table import Table
 
 T = TypeVar("T")
 

@@ -35,12 +35,11 @@ from sparkdl.models.registry.signing import Keys, SigningKey
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 from sparkdl.tables.delta import storage_of
-from sparkdl.tables.table import Fence, Table
+from sparkdl.tables.engine import Fence
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from sparkdl.models.bundle import Bundle
-
-__all__ = ["ModelRegistry", "Promotion", "bundle_of"]
 
 T = TypeVar("T")
 

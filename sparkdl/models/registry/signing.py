@@ -25,8 +25,6 @@ from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.models.registry.events import Event
 from sparkdl.storage import Storage
 
-__all__ = ["FILE_VARIABLE", "VARIABLE", "Keys", "SigningKey"]
-
 VARIABLE, FILE_VARIABLE = "SPARKDL_REGISTRY_KEY", "SPARKDL_REGISTRY_KEY_FILE"
 """The key itself, and the names of files with one each, the first of which signs, as in PATH."""
 _ED25519 = b"\x06\x03\x2b\x65\x70"

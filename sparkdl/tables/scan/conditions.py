@@ -22,8 +22,6 @@ import pyarrow.compute as pc
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.tables.parquet import is_ordered
 
-__all__ = ["Condition", "conditions_of"]
-
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
     "!=": pc.not_equal,

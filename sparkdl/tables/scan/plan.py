@@ -27,8 +27,6 @@ from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.conditions import Condition, conditions_of
 from sparkdl.tables.scan.read import FilePart, ScanTask
 
-__all__ = ["TableScan", "Where", "scan_of", "shares_of", "tasks_at_once"]
-
 Where = Sequence[tuple[str, str, Any]]
 """``(column, operator, value)`` each, see ``conditions.py``; all of them must hold."""
 

@@ -27,8 +27,6 @@ from sparkdl.storage import RangeReader, Storage, storage_errors
 from sparkdl.tables.record import Partition
 from sparkdl.tables.scan.conditions import Condition
 
-__all__ = ["Chain", "FilePart", "ScanTask"]
-
 _BUFFER, _BUFFERS = 256 << 10, 16 << 20  # bytes of a column that are read at once, and of all columns together
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 

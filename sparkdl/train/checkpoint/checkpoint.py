@@ -30,8 +30,6 @@ from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, Storag
 from sparkdl.observe import emit, logger
 from sparkdl.storage import Storage, storage_errors, xxh3_hex
 
-__all__ = ["Checkpoint", "Checkpointer"]
-
 T = TypeVar("T")
 
 _FORMAT = 1

@@ -24,8 +24,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.storage import xxh3_hex
 from sparkdl.train.task import Task
 
-__all__ = ["check_same", "described", "identity_of"]
-
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "_is_initial")
 _SETTINGS = (
     *("steps_per_epoch", "seed", "precision", "max_grad_norm", "accumulate_steps", "scale_lr", "warmup_steps"),

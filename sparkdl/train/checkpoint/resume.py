@@ -26,19 +26,6 @@ from sparkdl.world import World
 Start = Literal["fresh", "exact", "warm"]
 _FACTS = "facts"
 
-__all__ = [
-    "check_start",
-    "check_state",
-    "earlier_cuts",
-    "earlier_strategy",
-    "facts_of",
-    "going_on",
-    "load_newest",
-    "names_by_group",
-    "rank_states",
-    "restore_rank",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class _Position:

@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture", "deterministic", "isolated", "restore", "seed_rank"]
-
-
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 

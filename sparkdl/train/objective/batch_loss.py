@@ -15,8 +15,6 @@ from sparkdl.train.objective.loss import Objective
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 
-__all__ = ["AuxiliaryLoss", "BatchLoss", "autocast_of"]
-
 
 def autocast_of(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """A context, to be entered many times, in which ``precision`` holds."""

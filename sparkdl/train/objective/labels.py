@@ -16,8 +16,6 @@ import torch
 
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["LabelKind", "LikeOutput", "Meaning", "fitting_label", "label_kind", "meaning_of", "metric_pair"]
-
 LabelKind = Literal["classes", "elements", "own"]
 Meaning = Literal["value", "classes", "logit", "probability"]
 """What an output says: a value; one number a class, the greatest being the answer; the log-odds of class 1; or its

@@ -25,8 +25,6 @@ from sparkdl.train.objective.labels import LikeOutput, fitting_label, label_kind
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task, takes_no_arguments
 
-__all__ = ["Bounds", "Objective", "loss_option", "split_outputs"]
-
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 Bounds = Callable[[str], tuple[float, float] | None]
 """By name of a tensor: its least and its greatest value over the whole data set; None where nobody knows."""

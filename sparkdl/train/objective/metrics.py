@@ -20,9 +20,6 @@ from sparkdl.train.objective.named_metrics import MetricRule, NamedMetric
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import takes_no_arguments
 
-__all__ = ["MetricSet"]
-
-
 MOST_BYTES = 256 << 20
 """Of outputs and labels that one rank keeps for a metric given as a function, or one that ranks rows."""
 

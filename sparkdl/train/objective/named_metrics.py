@@ -30,8 +30,6 @@ from sparkdl.nn.poisson_loss import PoissonLoss, amounts_of
 from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
 from sparkdl.train.objective.loss import loss_option
 
-__all__ = ["MetricRule", "NamedMetric", "named_metric"]
-
 _NUMBERS_AT_ONCE = 1 << 16
 """Of rows that are summed up together: what batches say is fetched from a GPU, and waited for, once for all of them."""
 

@@ -18,8 +18,6 @@ from sparkdl.observe import emit
 from sparkdl.train.callbacks import Run
 from sparkdl.train.telemetry.window import LossWindow
 
-__all__ = ["Reporter", "ScalarWriter"]
-
 _RECENT_SECONDS = 5.0  # rows/s is that of about the last five seconds
 
 

@@ -16,8 +16,6 @@ from sparkdl.errors import NonFiniteLossError
 from sparkdl.train.callbacks import Run
 from sparkdl.train.source import BatchLike
 
-__all__ = ["LossWindow"]
-
 
 class LossWindow:
     """Collects losses on the device; one all-reduce and one wait for the device a window.
