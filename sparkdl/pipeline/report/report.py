@@ -1,4 +1,4 @@
-"""The HTML report of a run: ``report.html.j2`` is the page, and this file the numbers and sentences that it shows.
+"""The HTML report of a run: ``report.html.j2`` is the page, which reads the record, and this file makes its tables.
 
 No markup is made here: every text goes through the template, which escapes it.
 """
@@ -13,17 +13,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
 from sparkdl.metrics.measure import CalibrationBin, Measured
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.pipeline.judging.diagnostics import Confusion
 from sparkdl.pipeline.judging.drift import FeatureDrift, Measure
-from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.slices import LEAST_ROWS, MISSING, OTHERS
 from sparkdl.pipeline.report.figures import (
     MODELS,
@@ -37,7 +36,7 @@ from sparkdl.pipeline.report.figures import (
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Intervals, Live, Trained
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Intervals, Live, Trained
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.windows import PARTS, deleted_text, span
 from sparkdl.storage import Storage
@@ -51,9 +50,7 @@ _HEAD = 2000
 """Bytes of a page that say what wrote it."""
 NONE = "-"
 """Where there is no number."""
-_WINDOWS = 40
-"""Windows that a table shows, the newest; whoever has years of hours does not scroll through them."""
-_DRIFT_WINDOWS, _DRIFT_FEATURES, _DRIFT_REASONS = 14, 30, 20
+_DRIFT_WINDOWS, _DRIFT_FEATURES = 14, 30
 _NUMBER = re.compile(r"-|[-+]?[\d,.]+(e[-+]?\d+)?( %| s)?")
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
@@ -61,9 +58,6 @@ _UNSEEN = re.compile(
 """Characters that no page may hold, or that turn around what is read: they are shown by their codes."""
 _BESIDE = ("mae", "log_loss")
 """Metrics that a slice shows beside the one that is judged by."""
-_MOODS = {"promoted": "good", "scored": "good"} | dict.fromkeys(
-    ("stopped", "nothing new", "not promoted", "lost"), "calm"
-)
 
 
 def report_html(record: RunRecord) -> str:
@@ -72,29 +66,8 @@ def report_html(record: RunRecord) -> str:
     A browser runs no script of it, loads nothing, sends no form, and takes no style but the page's own.
     """
     style = _resource("style.css")
-    return _template().render(
-        record=record,
-        generator=GENERATOR,
-        style=style,
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        **_verdict(record),
-        comparison=_comparison(record),
-        diagnostics=_diagnostics(record.evaluated),
-        slices=_slices(record.evaluated),
-        live=_live(record.live),
-        drift=_drift(record.drift),
-        training=_training(record.trained),
-        search=_search(record.trained),
-        rows=_rows(record),
-        quarantine=_quarantine(record),
-        predictions=_predictions(record),
-        steps=_steps(record),
-        code={
-            name: json.dumps(content, indent=1, default=str, ensure_ascii=False)
-            for name, content in (("Settings", record.settings), ("Versions", record.versions))
-            if content
-        },
-    )
+    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return _template().render(record=record, generator=GENERATOR, style=style, style_hash=style_hash)
 
 
 @functools.cache
@@ -104,7 +77,13 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_visible
     )
-    environment.filters |= {"number": number, "sentence": sentence, "shown": shown}
+    texts = (number, sentence, shown, headline, reason, alarms, span, transformed, deleted_text)
+    figures = (diagnostic_figures, live_error, learning_curves)
+    tables = (metrics, thresholds, confusion, levels, residuals, slices, live_errors, drift_table, drift_reasons,
+              epochs, trials, windows, parts, outcomes, predictions, steps)  # fmt: skip
+    functions = {function.__name__: function for function in (*texts, *figures, *tables, laid_out, as_json)}
+    environment.globals |= functions | {"MODELS": MODELS, "LEAST_ROWS": LEAST_ROWS, "OTHERS": OTHERS}
+    environment.filters |= functions
     return environment.from_string(_resource("report.html.j2"))
 
 
@@ -163,7 +142,7 @@ def report_of(project: Project, run_id: str | None = None) -> Storage:
     return file
 
 
-# Texts, and cells of tables
+# Texts
 
 
 def _visible(value: object) -> object:
@@ -201,87 +180,9 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A cell of a table that is more than a text.
-
-    Attributes:
-        text: that it shows.
-        bold: whether it stands out.
-        style: its class.
-        drawing: that it shows in place of a text.
-    """
-
-    text: str = ""
-    bold: bool = False
-    style: str = ""
-    drawing: Drawing | None = None
-
-
-Content = Cell | Drawing | str | None
-"""What a cell of a table is made of."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; columns of numbers stand to the right, and so do their headings.
-
-    Attributes:
-        header: of the columns.
-        rows: as many cells each; texts are cut where they are long.
-        note: said below it.
-        style: its class.
-        headed: whether the first cell of a row is its heading.
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Content]]
-    note: str = ""
-    style: str | None = None
-    headed: bool = False
-    lines: list[list[Cell]] = field(init=False, default_factory=list)
-    heads: list[Cell] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            self.lines.append([
-                cell if isinstance(cell, Cell)
-                else Cell(drawing=cell) if isinstance(cell, Drawing)
-                else Cell(text=shown("" if cell is None else cell))
-                for cell in row
-            ])  # fmt: skip
-        for column, name in enumerate(self.header):
-            texts = [line[column].text for line in self.lines]
-            numeric = bool(texts) and all(map(_NUMBER.fullmatch, texts))
-            self.heads.append(Cell(text=name, style="n" if numeric else ""))
-
-    def style_of(self, column: int, cell: Cell) -> str | None:
-        """The classes of a cell in a column."""
-        return f"{self.heads[column].style} {cell.style}".strip() or None
-
-
-def _newest(windows: Sequence[str], most: int = _WINDOWS) -> tuple[Sequence[str], str]:
-    """The newest windows, and a note on how many are not among them."""
-    surplus = len(windows) - most
-    return (windows, "") if surplus <= 0 else (windows[surplus:], f"{surplus:,} earlier windows are not shown.")
-
-
-# The head
-
-
-def _verdict(record: RunRecord) -> dict[str, Any]:
-    """What came of the run, and the few numbers that say it."""
-    alarms = list(_alarms(record))
-    message = shown(record.message, 2000)
-    why = f"{record.error}: {message}" if record.error else f"{message[:1].upper()}{message[1:]}"
-    return {
-        "headline": headline(record),
-        "mood": "bad" if alarms else _MOODS.get(record.outcome, "bad"),
-        "why": why if why.endswith((".", "!", "?")) or not why else f"{why}.",
-        "remarks": list(_remarks(record)),
-        "alarms": alarms,
-        "cards": list(_cards(record)),
-    }
+def as_json(content: object) -> str:
+    """Settings as they are read."""
+    return json.dumps(content, indent=1, default=str, ensure_ascii=False)
 
 
 def headline(record: RunRecord) -> str:
@@ -302,242 +203,168 @@ def headline(record: RunRecord) -> str:
     }[record.outcome]
 
 
-def _remarks(record: RunRecord) -> Iterator[str]:
-    if record.outcome in ("refused", "failed"):
-        steps = list(dict.fromkeys(note.name for note in record.steps))
-        if steps:
-            yield f"It came as far as {', '.join(steps)}; what they left is kept, and the next run goes on from there."
-        else:
-            yield "It ended before any step was done."
-    if "champion" in record.model and record.outcome != "promoted":
-        champion = record.model["champion"]
-        is_unchanged = record.model.get("before", champion) == champion
-        since = ", which this run promoted" if record.promoted else ", as before" if is_unchanged else ""
-        yield "There is no champion." if champion is None else f"The champion is version {champion}{since}."
+def reason(record: RunRecord) -> str:
+    """What the run says of its end, as a sentence."""
+    message = shown(record.message, 2000)
+    text = f"{record.error}: {message}" if record.error else f"{message[:1].upper()}{message[1:]}"
+    return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 
-def _alarms(record: RunRecord) -> Iterator[str]:
+def alarms(record: RunRecord) -> list[str]:
     """What speaks against the model, whatever became of it."""
+    texts = [] if record.trained is None else list(record.trained.warnings)
     if record.evaluated is not None and record.evaluated.decision.beats_baseline is False:
         baseline = record.evaluated.decision.baseline_text()
-        yield "Beats the baseline: no." if baseline in record.message else sentence(f"{baseline} on the same rows")
-    for warning in record.trained.warnings if record.trained is not None else ():
-        yield sentence(warning)
+        texts.insert(0, "beats the baseline: no" if baseline in record.message else f"{baseline} on the same rows")
+    return texts
 
 
-def _cards(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """The few numbers of a run, each with a word below it."""
-    evaluated = record.evaluated
-    if evaluated is not None:
-        decision = evaluated.decision
-        metric, baseline = decision.gate.metric, decision.baseline
-        challenger_value = number(decision.challenger.values.get(metric))
-        yield challenger_value, f"{metric} of {evaluated.label}, on {evaluated.rows_text()}"
-        if baseline is not None and metric in baseline.values:
-            guess = baseline.guesses[metric]
-            yield number(baseline.values[metric]), f"{metric} without a model: {guess}, on the same rows"
-        if evaluated.boosted is not None and evaluated.boosted.trees is not None and metric != "pinball":
-            yield number(evaluated.boosted.trees.values.get(metric)), f"{metric} of LightGBM on the same columns"
-        if decision.champion is not None:
-            yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"
-        if decision.gain is not None:
-            sure = f"{100 * decision.gate.confidence:.4g} % confidence"
-            bound = f"no bound at {sure}" if decision.lower is None else f"with {sure} above {decision.lower:+.3g}"
-            yield f"{decision.gain:+.3g}", f"gain in {metric} over the champion; {bound}"
-    if record.rows.get("read"):
-        yield number(record.rows["read"]), "rows read"
-    if record.predictions:
-        yield number(sum(record.predictions.values())), "rows predicted"
-    yield f"{record.seconds:.1f} s", "from start to end"
+# Tables: each row has the headings of its cells; a column without a cell in any row is left out
 
 
-# The model
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is more than a text.
+
+    Attributes:
+        text: that it shows.
+        style: its class.
+        drawing: that it shows in place of a text.
+    """
+
+    text: str = ""
+    style: str = ""
+    drawing: Drawing | None = None
 
 
-def _comparison(record: RunRecord) -> dict[str, Any] | None:
-    """Metrics of challenger and champion on the same rows, and what the gate said."""
-    evaluated = record.evaluated
-    if evaluated is None:
-        return None
-    decision = evaluated.decision
-    is_kept = any(note.name == "evaluate" and note.kept for note in record.steps)
-    reason = ""
-    if is_kept or decision.reason not in record.message:  # else it stands at the head of the page
-        earlier = "An earlier run judged this; nothing that decides it has changed since. " if is_kept else ""
-        reason = f"{earlier}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}."
-    models = (("challenger", decision.challenger), ("champion", decision.champion))
-    return {
-        "reason": reason,
-        "decision": decision,
-        "rows": evaluated.rows_text(),
-        "part": evaluated.part,
-        "table": _metrics(decision, evaluated.boosted),
-        "boosted": evaluated.boosted,
-        "calibrated": evaluated.calibrated,
-        "undefined": [
-            f"Of the {name}: {text}."
-            for name, measured in models
-            if measured is not None
-            for text in measured.undefined.values()
-        ],
-    }
+Row = Sequence[tuple[str, Cell | Drawing | str | None]]
+"""The heading of each column, and its cell."""
 
 
-def _metrics(decision: Decision, boosted: Boosted | None) -> Table:
-    values, gate, baseline = decision.challenger.values, decision.gate, decision.baseline
-    champion_values = decision.champion.values if decision.champion is not None else None
-    names = sorted(dict.fromkeys([*values, *(champion_values or {})]), key=lambda name: name != gate.metric)
-    trees = None if boosted is None or boosted.trees is None else boosted.trees.values
+def laid_out(rows: Sequence[Row]) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
+    """The headings and the lines of a table; columns of numbers stand to the right, and so do their headings."""
+    heads, columns = [], []
+    for column in zip(*rows, strict=True):
+        contents = [content for _, content in column]
+        if all(content is None for content in contents):
+            continue
+        cells = [
+            content if isinstance(content, Cell)
+            else Cell(drawing=content) if isinstance(content, Drawing)
+            else Cell(shown("" if content is None else content))
+            for content in contents
+        ]  # fmt: skip
+        side = "n" if all(_NUMBER.fullmatch(cell.text) for cell in cells) else ""
+        heads.append(Cell(column[0][0], side))
+        columns.append([Cell(cell.text, f"{side} {cell.style}".strip(), cell.drawing) for cell in cells])
+    return heads, list(zip(*columns, strict=True))
+
+
+def metrics(evaluated: Evaluated) -> Iterator[Row]:
+    """Metrics of challenger, champion, trees and the best guesses on the same rows; the one that judges first."""
+    decision, trees = evaluated.decision, evaluated.boosted.trees if evaluated.boosted is not None else None
+    gate, baseline, champion = decision.gate, decision.baseline, decision.champion
+    values, champion_values = decision.challenger.values, champion.values if champion is not None else {}
     floors = {floor.split()[0]: floor for floor in gate.floors}
-    lines: list[list[Content]] = []
-    for name in names:
-        value, champion_value = values.get(name), None if champion_values is None else champion_values.get(name)
-        marks = [mark for mark in ("judged by" if name == gate.metric else "", floors.get(name, "")) if mark]
-        line: list[Content] = [f"{name} ({', '.join(marks)})" if marks else name]
-        line.append(_against(name, value, champion_value))
-        if champion_values is not None:
-            line.append(_against(name, champion_value, value))
-        if trees is not None:
-            line.append(number(trees.get(name)))
-        if baseline is not None:
-            line += [number(baseline.values.get(name)), baseline.guesses.get(name, "")]
-        lines.append(line)
-    header = ["metric", "challenger", *([] if champion_values is None else ["champion before"])]
-    header += [] if trees is None else ["LightGBM"]
-    header += [] if baseline is None else ["without a model", "by predicting"]
-    return Table(header, lines)
+    for name in sorted(dict.fromkeys([*values, *champion_values]), key=lambda name: name != gate.metric):
+        marks = ", ".join(filter(None, ["judged by" if name == gate.metric else "", floors.get(name, "")]))
+        value, champion_value = values.get(name), champion_values.get(name)
+        yield [
+            ("metric", f"{name} ({marks})" if marks else name),
+            ("challenger", _against(name, value, champion_value)),
+            ("champion before", _against(name, champion_value, value) if champion is not None else None),
+            ("LightGBM", number(trees.values.get(name)) if trees else None),
+            ("without a model", number(baseline.values.get(name)) if baseline is not None else None),
+            ("by predicting", baseline.guesses.get(name, "") if baseline is not None else None),
+        ]
 
 
 def _against(metric: str, value: float | None, other: float | None) -> Cell:
-    """A metric's value, bold where it is better than the other's."""
+    """A metric's value, which stands out where it is better than the other's."""
     comparable = value is not None and other is not None and value != other and metric in HIGHER_IS_BETTER
     better = comparable and ((value or 0.0) > (other or 0.0)) == HIGHER_IS_BETTER[metric]
-    return Cell(text=number(value), bold=better)
+    return Cell(number(value), "better" if better else "")
 
 
-def _diagnostics(evaluated: Evaluated | None) -> dict[str, Any] | None:
-    """What there is to see of the predictions of both models; evaluations of older versions kept nothing of it."""
-    if evaluated is None or evaluated.challenger is None:
-        return None
-    figures, challenger = diagnostic_figures(evaluated), evaluated.challenger
-    models = list(zip(MODELS, filter(None, (evaluated.challenger, evaluated.champion)), strict=False))
-    tables = [("By threshold", _thresholds(challenger.calibration))] if challenger.calibration else []
-    tables += [(f"Confusion, {name}", _confusion(model.confusion)) for name, model in models if model.confusion]
-    if evaluated.intervals is not None:
-        tables.append(("Quantiles", _quantiles(evaluated.intervals)))
-    if challenger.quantiles:
-        header = ("residuals of", "5 %", "25 %", "median", "75 %", "95 %")
-        lines = [(name, *map(number, model.quantiles)) for name, model in models if model.quantiles]
-        note = "In the figures the outermost bars and fields hold what lies beyond them, too."
-        tables.append(("", Table(header, lines, note)))
-    return {"figures": figures, "tables": tables, "rows": evaluated.rows_text()} if figures or tables else None
-
-
-def _quantiles(intervals: Intervals) -> Table:
-    """How often labels lie below each quantile."""
-    lines = [(f"{level:g}", f"{below:.3f}") for level, below in zip(intervals.levels, intervals.below, strict=True)]
-    note = f"{sentence(intervals.text())} Between them lie {intervals.width:.4g} on average; pinball loss "
-    return Table(("level", "share of labels below"), lines, f"{note}{intervals.pinball:.4g}.")
-
-
-def _thresholds(bins: Sequence[CalibrationBin]) -> Table:
+def thresholds(bins: Sequence[CalibrationBin]) -> Iterator[Row]:
     """What taking all rows from a probability on would give; from the bins, so at their edges."""
-    total = sum(part.weight for part in bins)
-    positives = sum(part.weight * part.observed for part in bins)
-    lines = []
-    for low in sorted({part.low for part in bins}):
-        bins_above = [part for part in bins if part.low >= low]
-        weight, hits = sum(part.weight for part in bins_above), sum(part.weight * part.observed for part in bins_above)
-        threshold_bin = next(part for part in bins if part.low == low)
-        lines.append((
-            f"{low:.2g}",
-            number(threshold_bin.rows),
-            f"{threshold_bin.predicted:.3f}",
-            f"{threshold_bin.observed:.3f}",
-            share(weight, total),
-            f"{hits / weight:.3f}" if weight else NONE,
-            f"{hits / positives:.3f}" if positives else NONE,
-        ))  # fmt: skip
-    header = ("probability from", "rows in the bin", "predicted", "came true", "taken from here on", "precision",
-              "recall")  # fmt: skip
-    return Table(header, lines, "Precision and recall of taking every row with this probability or a higher one.")
-
-
-def _confusion(confusion: Confusion) -> Table:
-    names = [shown(name, 40) for name in confusion.classes]
-    lines = []
-    for at, (name, weights) in enumerate(zip(names, confusion.weights, strict=True)):
-        total = sum(weights)
-        cells = [
-            # the darker the more, from 0 for none to 5
-            Cell(
-                text=number(round(weight)),
-                style=f"{'right' if at == to else 'wrong'}{min(5, 1 + int(5 * weight / total)) if weight else 0}",
-            )
-            for to, weight in enumerate(weights)
+    weights, hits = [part.weight for part in bins], [part.weight * part.observed for part in bins]
+    for place, part in enumerate(bins):
+        weight, found = sum(weights[place:]), sum(hits[place:])
+        yield [
+            ("probability from", f"{part.low:.2g}"),
+            ("rows in the bin", number(part.rows)),
+            ("predicted", f"{part.predicted:.3f}"),
+            ("came true", f"{part.observed:.3f}"),
+            ("taken from here on", share(weight, sum(weights))),
+            ("precision", f"{found / weight:.3f}" if weight else NONE),
+            ("recall", f"{found / sum(hits):.3f}" if sum(hits) else NONE),
         ]
-        together = at == len(names) - 1 and confusion.others
+
+
+def confusion(table: Confusion) -> Iterator[Row]:
+    """The weight by true class, a row each, and predicted one."""
+    names = [shown(name, 40) for name in table.classes]
+    for at, (name, weights) in enumerate(zip(names, table.weights, strict=True)):
+        total = sum(weights)
+        # the darker the more, from 0 for none to 5
+        shades = [min(5, 1 + int(5 * weight / total)) if weight else 0 for weight in weights]
+        cells = [
+            Cell(number(round(weight)), f"{'right' if at == to else 'wrong'}{shade}")
+            for to, (weight, shade) in enumerate(zip(weights, shades, strict=True))
+        ]
+        together = at == len(names) - 1 and table.others
         recognised = NONE if together else share(weights[at], total)
-        lines.append((Cell(text=name), *cells, Cell(text=recognised)))
-    note = "A row a true class, a column a predicted one."
-    if confusion.others:
-        note += f" The {len(confusion.classes) - 1} most frequent; {confusion.others:,} others stand together."
-    return Table(("true \\ predicted", *names, "recognised"), lines, note, "matrix", headed=True)
+        yield [("true \\ predicted", Cell(name)), *zip(names, cells, strict=True), ("recognised", recognised)]
 
 
-def _slices(evaluated: Evaluated | None) -> dict[str, Any] | None:
-    """The error by the values of the columns that the file names, of the challenger and of the champion before."""
-    if evaluated is None or not evaluated.slices:
-        return None
-    return {
-        "title": f"{evaluated.decision.gate.metric} of {evaluated.label} on {evaluated.rows_text()}.",
-        "tables": {column: _slice_table(evaluated, column) for column in evaluated.slices},
-    }
+def levels(intervals: Intervals) -> Iterator[Row]:
+    """How often labels lie below each quantile."""
+    for level, below in zip(intervals.levels, intervals.below, strict=True):
+        yield [("level", f"{level:g}"), ("share of labels below", f"{below:.3f}")]
 
 
-def _slice_table(evaluated: Evaluated, column: str) -> Table:
-    slices, champion = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
+def residuals(evaluated: Evaluated) -> Iterator[Row]:
+    """Quantiles of the residuals of both models."""
+    for name, model in zip(MODELS, (evaluated.challenger, evaluated.champion), strict=True):
+        if model is not None and model.quantiles:
+            quantiles = map(number, model.quantiles)
+            yield [("residuals of", name), *zip(("5 %", "25 %", "median", "75 %", "95 %"), quantiles, strict=True)]
+
+
+def slices(evaluated: Evaluated, column: str) -> Iterator[Row]:
+    """The error by the values of a column that the file names, of the challenger and of the champion before."""
+    by_value, champion = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
     metric, baseline = evaluated.decision.gate.metric, evaluated.baseline_slices.get(column, {})
-    extras = [name for name in _BESIDE if name != metric and any(name in slice_.values for slice_ in slices.values())]
-    most = max((abs(slice_.values.get(metric, 0.0)) for slice_ in slices.values()), default=0.0) or 1.0
-    margins = {name: _margin(slice_) for name, slice_ in slices.items() if "bias" in slice_.values}
-    reach = max((abs(slices[name].values["bias"]) + margin for name, margin in margins.items()), default=0.0)
-    header = [column, "rows", metric, ""]
-    header += [*(["champion before"] if champion else []), *(["without a model"] if baseline else []), *extras]
-    header += ["bias", "with 95 % interval"] if reach > 0 else []
-    lines = []
-    for name, slice_ in slices.items():
-        value, other = slice_.values.get(metric), champion[name].values.get(metric) if name in champion else None
-        line: list[Content] = [name, number(slice_.rows), _against(metric, value, other)]
-        line.append(bar(abs(value or 0.0) / most))
-        if champion:
-            line.append(_against(metric, other, value))
-        if baseline:
-            line.append(number(baseline.get(name)))
-        line += [number(slice_.values.get(extra)) for extra in extras]
-        if reach > 0 and name in margins:
-            bias, margin = slice_.values["bias"], margins[name]
-            line += [f"{bias:+.3g}", interval(bias - margin, bias, bias + margin, reach)]
-        elif reach > 0:
-            line += [NONE, None]
-        lines.append(line)
-    values, names = evaluated.values.get(column, 0), [name for name in slices if name != OTHERS]
-    note = (
-        f"{values:,} different values: the largest, and the worst of those with {LEAST_ROWS} rows or more; the other "
-        f"{values - len(names):,} stand together as {OTHERS}."
-    )
-    return Table(header, lines, note if values > len(names) else "")
+    besides = [name for name in _BESIDE if name != metric and any(name in part.values for part in by_value.values())]
+    most = max((abs(part.values.get(metric, 0.0)) for part in by_value.values()), default=0.0) or 1.0
+    margins = {name: _margin(part) for name, part in by_value.items() if "bias" in part.values}
+    reach = max((abs(by_value[name].values["bias"]) + margin for name, margin in margins.items()), default=0.0)
+    for name, part in by_value.items():
+        value, other = part.values.get(metric), champion[name].values.get(metric) if name in champion else None
+        bias, margin = part.values.get("bias", 0.0), margins.get(name) if reach > 0 else None
+        yield [
+            (column, name),
+            ("rows", number(part.rows)),
+            (metric, _against(metric, value, other)),
+            ("", bar(abs(value or 0.0) / most)),
+            ("champion before", _against(metric, other, value) if champion else None),
+            ("without a model", number(baseline.get(name)) if baseline else None),
+            *((beside, number(part.values.get(beside))) for beside in besides),
+            ("bias", f"{bias:+.3g}" if margin is not None else NONE if reach > 0 else None),
+            ("with 95 % interval", interval(bias, margin, reach) if margin is not None else None),
+        ]
 
 
-def _in_order(slices: Mapping[str, Measured]) -> Mapping[str, Measured]:
+def _in_order(by_value: Mapping[str, Measured]) -> Mapping[str, Measured]:
     """Numbers, such as the hours of a day, in their order; whatever else the largest first, as it is."""
     places: dict[str, float] = {}
-    for name in slices:
+    for name in by_value:
         try:
             places[name] = math.inf if name in (MISSING, OTHERS) else float(name)
         except ValueError:
-            return slices
-    return {name: slices[name] for name in sorted(slices, key=lambda name: (places[name], name == OTHERS))}
+            return by_value
+    return {name: by_value[name] for name in sorted(by_value, key=lambda name: (places[name], name == OTHERS))}
 
 
 def _margin(measured: Measured) -> float:
@@ -546,78 +373,48 @@ def _margin(measured: Measured) -> float:
     return 1.96 * math.sqrt(max(rmse**2 - bias**2, 0.0) / measured.rows) if measured.rows else 0.0
 
 
-# The time since the training
-
-
-def _live(live: Live | None) -> dict[str, Any] | None:
+def live_errors(live: Live) -> Iterator[Row]:
     """The error of predictions whose labels have arrived, over time."""
-    if live is None:
-        return None
-    lines = [
-        (
-            error.window,
-            number(error.version),
-            number(error.measured.rows if error.measured else 0),
-            number(error.waiting),
-            number(error.unknown),
-            number(None if error.measured is None else error.measured.values.get(live.metric)),
-            number(error.baseline),
-            "trained on it, too low" if error.trained_on else "",
-        )
-        for error in live.windows
-    ]
-    surplus = len(lines) - _WINDOWS
-    header = ("window", "version", "rows with a label", "waiting for one", "unknown label", live.metric,
-              "without a model", "")  # fmt: skip
-    return {
-        "reason": live.reason,
-        "figures": [live_error(live)] if len({error.window for error in live.windows}) > 1 else [],
-        "table": Table(header, lines[-_WINDOWS:], f"{surplus:,} earlier ones are not shown." if surplus > 0 else "")
-        if lines
-        else None,
-    }
+    for error in live.windows:
+        yield [
+            ("window", error.window),
+            ("version", number(error.version)),
+            ("rows with a label", number(error.measured.rows if error.measured else 0)),
+            ("waiting for one", number(error.waiting)),
+            ("unknown label", number(error.unknown)),
+            (live.metric, number(error.value(live.metric))),
+            ("without a model", number(error.baseline)),
+            ("", "trained on it, too low" if error.trained_on else ""),
+        ]
 
 
-def _drift(drifted: Drifted | None) -> dict[str, Any] | None:
-    """Features by window: how far each is from the champion's training rows, and why some alarmed."""
-    if drifted is None:
-        return None
-    windows, note = _newest(list(drifted.windows), _DRIFT_WINDOWS)
-    reasons = []
-    for window in reversed(windows):
-        drift = drifted.windows[window]
-        reasons += [] if drift.judged else [f"{window}: {drift.reason}"]
-        reasons += [f"{window}, {name}: {feature.reason}" for name, feature in drift.features.items() if feature.alarm]
-    return {
-        "reason": drifted.reason,
-        "against": drifted.against,
-        "table": _drift_table(drifted, windows, note),
-        "reasons": reasons[:_DRIFT_REASONS],
-        "more": len(reasons) - _DRIFT_REASONS,
-    }
+def drift_table(drifted: Drifted) -> tuple[list[Row], str]:
+    """How far each feature is in the newest windows, the furthest first, and a note on what is not shown."""
+    newest = {window: drifted.windows[window].features for window in list(drifted.windows)[-_DRIFT_WINDOWS:]}
+    names = dict.fromkeys(name for features in newest.values() for name in features)
+    strengths = {name: max(_strength(features.get(name)) for features in newest.values()) for name in names}
+    rows: list[Row] = []
+    for name in sorted(names, key=lambda name: -strengths[name])[:_DRIFT_FEATURES]:
+        cells = []
+        for features in newest.values():
+            feature = features.get(name)
+            text = NONE if feature is None or not feature.measures else f"{_strength(feature):.2f}"
+            cells.append(Cell(text, "alarm" if feature is not None and feature.alarm else ""))
+        rows.append([("feature", name), *zip(newest, cells, strict=True)])
+    notes = ["How far each feature is, as a share of what would alarm: 1 and above does."]
+    if len(newest) < len(drifted.windows):
+        notes.append(f"{len(drifted.windows) - len(newest):,} earlier windows are not shown.")
+    if len(names) > _DRIFT_FEATURES:
+        notes.append(f"{len(names) - _DRIFT_FEATURES:,} features that are nearer are not shown.")
+    return rows, " ".join(notes)
 
 
-def _drift_table(drifted: Drifted, windows: Sequence[str], note: str) -> Table | None:
-    features = {window: drifted.windows[window].features for window in windows}
-    names = dict.fromkeys(name for window in windows for name in features[window])
-    if not names:
-        return None
-    strengths = {name: max(_strength(features[window].get(name)) for window in windows) for name in names}
-    ordered = sorted(names, key=lambda name: -strengths[name])
-    lines: list[list[Content]] = []
-    for name in ordered[:_DRIFT_FEATURES]:
-        lines.append([name])
-        for window in windows:
-            feature = features[window].get(name)
-            if feature is None or not feature.measures:
-                lines[-1].append(NONE)
-            else:
-                style = "alarm" if feature.alarm else ""
-                lines[-1].append(Cell(text=f"{_strength(feature):.2f}", bold=feature.alarm, style=style))
-    notes = ["How far each feature is, as a share of what would alarm: 1 and above does.", *filter(None, [note])]
-    if len(ordered) > _DRIFT_FEATURES:
-        notes.append(f"{len(ordered) - _DRIFT_FEATURES:,} features that are nearer are not shown.")
-    return Table(("feature", *windows), lines, " ".join(notes))
+def drift_reasons(drifted: Drifted) -> Iterator[str]:
+    """Why windows could not be judged and features alarmed, the newest window first."""
+    for window, drift in reversed(list(drifted.windows.items())[-_DRIFT_WINDOWS:]):
+        if not drift.judged:
+            yield f"{window}: {drift.reason}"
+        yield from (f"{window}, {name}: {drift.features[name].reason}" for name in drift.alarmed)
 
 
 def _strength(feature: FeatureDrift | None) -> float:
@@ -632,124 +429,82 @@ def _strength(feature: FeatureDrift | None) -> float:
     return max(map(share_of_alarm, feature.measures.values()), default=0.0) if feature is not None else 0.0
 
 
-# The training
-
-
-def _training(trained: Trained | None) -> dict[str, Any] | None:
-    """The curves and the epochs of the training."""
-    if trained is None:
-        return None
+def epochs(trained: Trained) -> Iterator[Row]:
+    """What was computed after each epoch."""
     names = list(dict.fromkeys(name for row in trained.history for name in row if name != "epoch"))
-    lines = [(number(at + 1), *(number(row.get(name)) for name in names)) for at, row in enumerate(trained.history)]
-    spent = trained.seconds.get("fit", 0.0)
-    return {
-        "pace": trained.rows / spent if spent > 0 else None,
-        "figures": learning_curves(trained),
-        "epochs": Table(("epoch", *names), lines) if lines else None,
-    }
+    for at, row in enumerate(trained.history):
+        yield [("epoch", number(at + 1)), *((name, number(row.get(name))) for name in names)]
 
 
-def _search(trained: Trained | None) -> dict[str, Any] | None:
+def trials(trained: Trained) -> Iterator[Row]:
     """The trials of a search: every setting, what it came to, and which was chosen."""
-    if trained is None or not trained.trials:
-        return None
     names = list(dict.fromkeys(name for trial in trained.trials for name in trial.settings))
-    lines = [
-        (
-            number(at + 1),
-            *(str(trial.settings.get(name, "")) for name in names),
-            trial.failed or number(trial.value),
-            number(trial.epochs),
-            number(trial.seconds),
-            "chosen" if at == trained.chosen else "stopped early" if trial.stopped else "",
-        )
-        for at, trial in enumerate(trained.trials)
-    ]
-    return {
-        "failed": sum(bool(trial.failed) for trial in trained.trials),
-        "table": Table(("trial", *names, trained.chosen_by, "epochs", "seconds", ""), lines),
-    }
-
-
-# The rows
-
-
-def _rows(record: RunRecord) -> dict[str, Any] | None:
-    """Rows read = kept + quarantined + duplicates, by window."""
-    if "read" not in record.rows:
-        return None
-    windows, note = _newest([receipt.window for receipt in record.books])
-    by_window = {receipt.window: receipt for receipt in record.books}
-    transforms = any(receipt.source_rows not in (None, receipt.read) for receipt in record.books)
-    lines = []
-    for window in windows:
-        receipt = by_window[window]
-        counts = [receipt.source_rows] if transforms else []
-        counts += [receipt.read, receipt.kept, receipt.quarantined, receipt.duplicates]
-        lines.append((window, *map(number, counts), share(receipt.quarantined, receipt.read)))
-    header = ("window", *(["in the source"] if transforms else []), "read", "kept", "quarantined", "duplicates",
-              "share quarantined")  # fmt: skip
-    parts = []
-    for part in PARTS:
-        names = record.windows.get(part)
-        if names:
-            parts.append((part, number(len(names)), span(names), number(record.rows.get(part))))
-    return {
-        "ingested": len(record.windows.get("ingested") or ()),
-        "transformed": transformed(record.books),
-        "deleted": deleted_text(record.windows.get("deleted", ()), record.windows.get("removed", ())),
-        "table": Table(header, lines, note) if lines else None,
-        "parts": Table(("part", "windows", "from and to", "rows"), parts) if parts else None,
-    }
-
-
-def _quarantine(record: RunRecord) -> list[Table]:
-    """Quarantined rows by reason, the largest first, and warnings."""
-
-    def largest_first(counts: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-        return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-    outcomes: Counter[str] = Counter()
-    for receipt in record.books:
-        outcomes.update(receipt.outcomes)
-    read, most = record.rows.get("read", 0), max(outcomes.values(), default=1)
-    tables = []
-    if outcomes:
-        lines = [
-            (name, number(rows), share(rows, read), bar(rows / most, "s2")) for name, rows in largest_first(outcomes)
+    for at, trial in enumerate(trained.trials):
+        yield [
+            ("trial", number(at + 1)),
+            *((name, str(trial.settings.get(name, ""))) for name in names),
+            (trained.chosen_by, trial.failed or number(trial.value)),
+            ("epochs", number(trial.epochs)),
+            ("seconds", number(trial.seconds)),
+            ("", "chosen" if at == trained.chosen else "stopped early" if trial.stopped else ""),
         ]
-        tables.append(Table(("reason", "rows", "of rows read", ""), lines))
-    if record.warned:
-        warning_lines = [(name, number(rows), share(rows, read)) for name, rows in largest_first(record.warned)]
-        tables.append(Table(("warning", "rows, kept all the same", "of rows read"), warning_lines))
-    return tables
 
 
-def _predictions(record: RunRecord) -> Table | None:
+def windows(record: RunRecord) -> Iterator[Row]:
+    """Rows read = kept + quarantined + duplicates, by window."""
+    transforms = any(receipt.source_rows not in (None, receipt.read) for receipt in record.books)
+    for receipt in record.books:
+        yield [
+            ("window", receipt.window),
+            ("in the source", number(receipt.source_rows) if transforms else None),
+            ("read", number(receipt.read)),
+            ("kept", number(receipt.kept)),
+            ("quarantined", number(receipt.quarantined)),
+            ("duplicates", number(receipt.duplicates)),
+            ("share quarantined", share(receipt.quarantined, receipt.read)),
+        ]
+
+
+def parts(record: RunRecord) -> Iterator[Row]:
+    """The windows and rows of each part of the split."""
+    for part in PARTS:
+        if names := record.windows.get(part):
+            rows = number(record.rows.get(part))
+            yield [("part", part), ("windows", number(len(names))), ("from and to", span(names)), ("rows", rows)]
+
+
+def outcomes(record: RunRecord, *, warned: bool) -> Iterator[Row]:
+    """Quarantined rows by reason, or those that broke an expectation that only warns, the largest first."""
+    read, counts = record.rows.get("read", 0), Counter[str]()
+    for receipt in record.books:
+        counts.update(receipt.outcomes)
+    if warned:
+        counts = Counter(record.warned)
+    for name, rows in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        heads = ("warning", "rows, kept all the same") if warned else ("reason", "rows")
+        drawing = None if warned else bar(rows / max(counts.values()), "s2")
+        yield [*zip(heads, (name, number(rows)), strict=True), ("of rows read", share(rows, read)), ("", drawing)]
+
+
+def predictions(record: RunRecord) -> Iterator[Row]:
     """Predictions that this run wrote, by window."""
-    windows, note = _newest(sorted(record.predictions))
-    return Table(("window", "rows"), [(name, number(record.predictions[name])) for name in windows], note)
+    for window, rows in sorted(record.predictions.items()):
+        yield [("window", window), ("rows", number(rows))]
 
 
-# The run
-
-
-def _steps(record: RunRecord) -> Table | None:
+def steps(record: RunRecord) -> Iterator[Row]:
     """Each step with its time; what was kept of earlier runs is said to be."""
-    names = list(dict.fromkeys(note.name for note in record.steps))
     # windows go together: each notes the time of all
-    spent = {name: max(note.seconds for note in record.steps if note.name == name) for name in names}
-    if not spent:
-        return None
-    most = max(spent.values()) or 1.0
-    lines = []
+    spent = {note.name: 0.0 for note in record.steps}
+    for note in record.steps:
+        spent[note.name] = max(spent[note.name], note.seconds)
+    most, other = max(spent.values(), default=0.0) or 1.0, record.seconds - sum(spent.values())
     for name, seconds in spent.items():
         kept_flags = [note.kept for note in record.steps if note.name == name]
         state = "kept from an earlier run" if all(kept_flags) else "done"
         if any(kept_flags) and not all(kept_flags):
             state = f"{kept_flags.count(False):,} of {len(kept_flags):,} done, the others kept"
-        lines.append((name, state, f"{seconds:.1f} s", bar(seconds / most)))
-    other = record.seconds - sum(spent.values())
-    if other >= 0.05:
-        lines.append(("everything else", "Spark's start, looking around, records", f"{other:.1f} s", bar(other / most)))
-    return Table(("step", "", "time", ""), lines)
+        yield [("step", name), ("", state), ("time", f"{seconds:.1f} s"), ("", bar(seconds / most))]
+    if spent and other >= 0.05:
+        state = "Spark's start, looking around, records"
+        yield [("step", "everything else"), ("", state), ("time", f"{other:.1f} s"), ("", bar(other / most))]

@@ -370,6 +370,10 @@ class LiveError:
     trained_on: bool = False
     baseline: float | None = None
 
+    def value(self, metric: str) -> float | None:
+        """The metric over the rows with a label; None where it has no value."""
+        return None if self.measured is None else self.measured.values.get(metric)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
