@@ -29,9 +29,9 @@ class Shape(NamedTuple):
 
 
 def _shape(tag: str, style: str, text: str = "", **attributes: str | float | None) -> Shape:
-    """A shape with the class ``style``; fractions are written with one digit."""
+    """A shape with the class ``style``; an underscore stands for a hyphen, and fractions are written with one digit."""
     rounded = {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in attributes.items()}
-    return Shape(tag, rounded | {"class": style}, text)
+    return Shape(tag, {name.replace("_", "-"): value for name, value in rounded.items()} | {"class": style}, text)
 
 
 @dataclass(kw_only=True)
@@ -170,9 +170,10 @@ class Plot(Drawing):
         """Fill the rectangle from corner to corner, ``strength`` from 0 to 1."""
         left, right = sorted((self._at_x(low[0]), self._at_x(high[0])))
         top, bottom = sorted((self._at_y(low[1]), self._at_y(high[1])))
-        opacity = {"fill-opacity": None if strength >= 1 else f"{strength:.2f}"}
-        corner = {"x": left, "y": top, "width": right - left, "height": bottom - top}
-        self.shapes.append(_shape("rect", f"fill {style}", **corner, **opacity))
+        width, height, opacity = right - left, bottom - top, None if strength >= 1 else f"{strength:.2f}"
+        self.shapes.append(
+            _shape("rect", f"fill {style}", x=left, y=top, width=width, height=height, fill_opacity=opacity)
+        )
 
     def key(self, style: str, name: str) -> None:
         """Say in the legend what a style means; an empty name says nothing."""
