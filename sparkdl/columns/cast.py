@@ -1,8 +1,4 @@
-"""Numbers to the dtype of their tensor, refusing what it cannot hold.
-
-Enters: numbers as they were decoded, and a dtype. Leaves: the same numbers in that dtype; never a wrapped, truncated or
-newly infinite one.
-"""
+"""Numbers cast to the dtype of their tensor; what it cannot hold is refused."""
 
 from __future__ import annotations
 
@@ -23,6 +19,8 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
 
 def cast(values: Array, dtype: str, column: str) -> Array:
     """Cast numbers; those that have the dtype already are returned as they are.
+
+    No number comes out wrapped, truncated or newly infinite.
 
     Args:
         values: of any shape.

@@ -1,8 +1,4 @@
-"""Columns as they arrive -> the tensors of a shard, by numpy and Arrow kernels, never row by row.
-
-Enters: record batches of source columns. Leaves: for every tensor an array of its rows, nulls treated by policy, and
-the statistics of every column.
-"""
+"""The converter of source columns to the tensors of a shard, by numpy and Arrow kernels, never row by row."""
 
 from __future__ import annotations
 
@@ -30,6 +26,8 @@ Rows = dict[str, Any]
 
 class Converter:
     """Turns the batches of one partition into tensors.
+
+    Nulls are treated by policy, and the statistics of every column are gathered on the way.
 
     Args:
         tensors: as planned.

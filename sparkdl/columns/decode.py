@@ -1,8 +1,4 @@
-"""One Arrow column as numbers: the only place that knows how each column type lies in Arrow's memory.
-
-Enters: a column of a record batch. Leaves: its numbers, which rows and elements are null, and how long its rows are.
-Shards and scoring both begin here, so that the tensor that training saw is the tensor that scoring sees.
-"""
+"""The numbers of one Arrow column: the only place that knows how each type lies in Arrow's memory."""
 
 from __future__ import annotations
 
@@ -86,6 +82,8 @@ class Values:
 
 def decode(name: str, column: pa.Array, *, ragged: bool = False, codes: Mapping[str, int] | None = None) -> Values:
     """Read the numbers of a column.
+
+    Shards and scoring both begin here, so that the tensor that training saw is the tensor that scoring sees.
 
     Args:
         name: for messages.

@@ -1,9 +1,4 @@
-"""Many columns of a Spark DataFrame at once.
-
-Each column that Python names by itself costs some ten calls to Java, half a millisecond: of 500 columns a run of a
-pipeline made 114,000 calls. Here a text names all of them, and tasks get them as the fields of one column. Their names
-are then fields' names, which may hold dots and backticks; those of columns Spark's ``mapInArrow`` takes for paths.
-"""
+"""Many columns of a Spark DataFrame, named and sent at once."""
 
 from __future__ import annotations
 
@@ -23,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def selected(frame: DataFrame, names: Iterable[str]) -> DataFrame:
-    """The columns of these names, in this order."""
+    """The columns of these names, in this order.
+
+    Each column that Python names by itself costs some ten calls to Java, half a millisecond: of 500 columns a run of a
+    pipeline made 114,000 calls. Here a text names all of them.
+    """
     from pyspark.sql import functions as F
 
     names = list(names)
@@ -51,6 +50,9 @@ def map_columns(frame: DataFrame, task: Task, schema: str) -> DataFrame:
 
 def map_row(frame: DataFrame, row: Column, task: Task, schema: Any) -> DataFrame:
     """What ``task`` makes of the fields of a struct.
+
+    Names of columns are then names of fields, which may hold dots and backticks; those of columns ``mapInArrow`` takes
+    for paths.
 
     Args:
         frame: the rows.

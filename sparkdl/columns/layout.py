@@ -1,7 +1,4 @@
-"""How columns become tensors: the user's choices, and the plan that follows from them and the types.
-
-Enters: an Arrow schema, labels and a ``Layout``. Leaves: ``TensorSpec`` values, or a ``SchemaError`` naming the column.
-"""
+"""How columns become tensors: the user's choices, and the plan that follows from them and the types."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Columns as matrices: the part of scoring that must not loop over rows.
-
-Enters: one column of a record batch. Leaves: ``(rows, width)`` of numpy and which rows miss a value. Views where
-Arrow's memory allows it. No Spark, no torch.
-"""
+"""The matrix of a column in scoring, which must not loop over rows; no Spark, no torch."""
 
 from __future__ import annotations
 
@@ -40,6 +36,8 @@ class Matrix:
 
 def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int | None = None, inner: int = 1) -> Matrix:
     """Turn a column into a matrix.
+
+    The result is a view of Arrow's memory where that allows it.
 
     Args:
         name: for messages.

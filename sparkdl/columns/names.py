@@ -1,8 +1,4 @@
-"""Names of columns, as Spark's expressions take them.
-
-A name as the user wrote it, with whatever dots, backticks and cases, is quoted, or refused where Spark would find
-several columns under it.
-"""
+"""Names of columns in Spark's expressions: quoted as the user wrote them, or refused as ambiguous."""
 
 from __future__ import annotations
 

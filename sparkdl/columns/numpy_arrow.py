@@ -1,9 +1,4 @@
-"""Numbers between numpy and Arrow, without a copy, and Python's values to Arrow, both without pandas.
-
-An array of one library becomes one of the other on the same memory. Arrow's own ``to_numpy``, ``pa.array`` and
-``pa.scalar`` import pandas at their first call, and so does whoever compares an array with a plain value: 0.3 to 1 s in
-every process.
-"""
+"""Numbers between numpy and Arrow on the same memory, and Python's values to Arrow, all without pandas."""
 
 from __future__ import annotations
 
@@ -23,6 +18,8 @@ _CODES = {
 """Of ``array.array``, which refuses what does not fit; numpy would cut a fraction off."""
 
 
+# Arrow's own ``to_numpy``, ``pa.array`` and ``pa.scalar`` import pandas at their first call, and so does a comparison
+# of an array with a plain value: 0.3 to 1 s in every process.
 def to_numpy(values: pa.Array) -> np.ndarray[Any, Any]:
     """The values as numpy's; numbers without a null share their memory, read-only."""
     kind = values.type

@@ -1,9 +1,4 @@
-"""A hash of each row, of Arrow's buffers: 20,000 rows of 502 numbers take 0.14 s, with Spark's xxhash64 3.5.
-
-Enters: columns of a batch. Leaves: 64 bits a row that follow from names and values alone, whatever the order of the
-columns and whatever else lies in the batch. Numbers that are equal hash alike, -0.0 and 0.0, and one NaN as another;
-null differs from every value, and an empty list from one of nulls. It finds changes; it does not withstand an attacker.
-"""
+"""A hash of each row, made of Arrow's buffers."""
 
 from __future__ import annotations
 
@@ -25,6 +20,11 @@ _LONG = 256
 
 def column_hashes(columns: Mapping[str, pa.Array]) -> dict[str, Hashes]:
     """By column a hash of the value in each row, ``(rows,)``; their sum, modulo 2^64 and ``mixed``, is the row's.
+
+    The hash follows from names and values alone, whatever the order of the columns and whatever else lies in the batch.
+    Equal numbers hash alike, -0.0 and 0.0, and one NaN as another; null differs from every value, and an empty list
+    from one of nulls. It finds changes; it does not withstand an attacker. 20,000 rows of 502 numbers take 0.14 s, with
+    Spark's xxhash64 3.5 s.
 
     Raises:
         SchemaError: a column is of a type that this does not know.

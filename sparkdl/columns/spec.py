@@ -1,7 +1,4 @@
-"""What one tensor of a batch is: its dtype and shape, and what became of its columns on the way.
-
-It says what the type table and the user's layout decided; writers, readers and scoring agree on it.
-"""
+"""The dtype and shape of one tensor of a batch, and what became of its columns on the way."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ LOGICAL = ("", "date", "timestamp", "timestamp_ntz", "string")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
     """One tensor of every batch: a field of the shard files' Arrow schema, of the same name.
+
+    It says what the type table and the user's layout decided; writers, readers and scoring agree on it.
 
     Attributes:
         name: of the tensor and of the Arrow field.

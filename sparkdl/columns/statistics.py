@@ -1,10 +1,4 @@
-"""Statistics of columns, gathered in one pass, in parts, and merged exactly.
-
-Enters: arrays of a column's numbers, batch by batch, on any number of tasks. Leaves: ``ColumnStats``.
-
-Mean and variance are merged pairwise (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-computing sample variances", 1979), so nothing cancels, however large the mean and however unequal the parts.
-"""
+"""Statistics of columns, gathered in one pass, in parts, and merged exactly."""
 
 from __future__ import annotations
 
@@ -50,7 +44,11 @@ class ColumnStats:
 
 @dataclass(slots=True)
 class RunningStats:
-    """What is known of one column so far; ``squares`` is the sum of squared distances from ``mean``."""
+    """What is known of one column so far; ``squares`` is the sum of squared distances from ``mean``.
+
+    Mean and variance are merged pairwise (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances", 1979), so nothing cancels, however large the mean and however unequal the parts.
+    """
 
     count: int = 0
     null_count: int = 0

@@ -1,23 +1,4 @@
-"""The type table: which column type becomes which tensor, and how a tensor lies in a shard file.
-
-Enters: Arrow types (Spark's, as they arrive in ``mapInArrow``, or a table's). Leaves: what their tensors are, the Arrow
-schema of shard files, and views of the blocks of shard files as numpy arrays.
-
-    column                          tensor                     in the shard file
-    byte .. long, float, double     same dtype, ()             primitive; packed: fixed_size_list
-    bool                            bool, ()                   uint8, 0 or 1
-    half (dtypes=... or Arrow)      float16, ()                halffloat
-    decimal                         float64, ()                double: the nearest one to the value
-    date, timestamp                 int64, ()                  days, microseconds since 1970
-    string                          int32, (), codes           int32; the dictionary is in the manifest
-    binary                          bytes                      binary
-    array<T>, declared shape        T, (k,)                    fixed_size_list       (T: a number or bool)
-    array<T>                        T, ragged; (k,) if even    list
-    array<array<T>>                 T, (r, c)                  fixed_size_list of r * c
-    array<array<T>>, "ragged"       T, ragged rows of (c,)     list of fixed_size_list of c
-    VectorUDT, dense or sparse      float64, (k,)              fixed_size_list
-    anything else                   SchemaError
-"""
+"""The type table: which column type becomes which tensor, and how a tensor lies in a shard file."""
 
 from __future__ import annotations
 
@@ -76,6 +57,21 @@ def is_text(kind: pa.DataType) -> bool:
 
 def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None) -> dict[str, Any]:
     """What the type of a column says about its tensor.
+
+        column                          tensor                     in the shard file
+        byte .. long, float, double     same dtype, ()             primitive; packed: fixed_size_list
+        bool                            bool, ()                   uint8, 0 or 1
+        half (dtypes=... or Arrow)      float16, ()                halffloat
+        decimal                         float64, ()                double: the nearest one to the value
+        date, timestamp                 int64, ()                  days, microseconds since 1970
+        string                          int32, (), codes           int32; the dictionary is in the manifest
+        binary                          bytes                      binary
+        array<T>, declared shape        T, (k,)                    fixed_size_list       (T: a number or bool)
+        array<T>                        T, ragged; (k,) if even    list
+        array<array<T>>                 T, (r, c)                  fixed_size_list of r * c
+        array<array<T>>, "ragged"       T, ragged rows of (c,)     list of fixed_size_list of c
+        VectorUDT, dense or sparse      float64, (k,)              fixed_size_list
+        anything else                   SchemaError
 
     Args:
         name: of the column, for messages.

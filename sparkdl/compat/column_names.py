@@ -1,9 +1,4 @@
-"""Column names with dots and backticks, past ``mapInArrow`` and ``mapInPandas``.
-
-pyspark up to 4.2 takes a dot in a name for a path into a struct there, and a backtick for a quote
-(``pyspark/sql/pandas/map_ops.py`` asks for ``self[name]``), so a frame with such a column fails. This costs a
-projection, and can go once pyspark quotes the names itself.
-"""
+"""Column names with dots and backticks, past ``mapInArrow`` and ``mapInPandas``."""
 
 from __future__ import annotations
 
@@ -19,6 +14,10 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 def named_columns(frame: Any, task: Task) -> tuple[Any, Task]:
     """A frame with plain names, and a task for ``mapInArrow`` that gives the columns their own names back.
+
+    pyspark up to 4.2 takes a dot in a name for a path into a struct there, and a backtick for a quote
+    (``pyspark/sql/pandas/map_ops.py`` asks for ``self[name]``), so a frame with such a column fails. This costs a
+    projection, and can go once pyspark quotes the names itself.
 
     Args:
         frame: a Spark DataFrame.

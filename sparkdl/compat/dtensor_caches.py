@@ -1,10 +1,4 @@
-"""What torch keeps of meshes whose groups are closed: it goes with the groups.
-
-DTensor keeps how it moves tensors by their meshes for as long as the process lives, and takes two meshes of the same
-ranks and names for one. So a later training, in a Spark worker or a notebook, met the closed groups of an earlier one,
-and the sockets and threads of these stayed: 37 files and 27 threads a rank for two short trainings (torch 2.13).
-``tests/compat/test_dtensor_caches.py`` notices when torch lets go of them itself.
-"""
+"""DTensor's caches of meshes whose groups are closed: they go with the groups."""
 
 from __future__ import annotations
 
@@ -14,7 +8,13 @@ from importlib import import_module
 
 
 def forget_meshes() -> None:
-    """Forget all meshes; what DTensors of open ones need is found out again."""
+    """Forget all meshes; what DTensors of open ones need is found out again.
+
+    DTensor keeps how it moves tensors by their meshes for as long as the process lives, and takes two meshes of the
+    same ranks and names for one. So a later training, in a Spark worker or a notebook, met the closed groups of an
+    earlier one, and the sockets and threads of these stayed: 37 files and 27 threads a rank for two short trainings
+    (torch 2.13). ``tests/compat/test_dtensor_caches.py`` notices when torch lets go of them itself.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return
     debug, redistribute, costs = (

@@ -1,7 +1,4 @@
-"""Set variables of this process for the time of a block.
-
-Enters: names and values. Leaves: the environment and the working directory as they were.
-"""
+"""Variables of this process, set for the time of a block."""
 
 from __future__ import annotations
 

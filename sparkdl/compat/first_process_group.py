@@ -1,7 +1,4 @@
-"""Something to do before the first process group of a block, without loading torch for a block that makes none.
-
-Enters: a callable. Leaves: nothing; it has run before the first ``init_process_group()``, if there was one.
-"""
+"""A call before the first process group of a block, without loading torch for a block that makes none."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Freed memory that glibc gives back to the system within each step of a training, only to ask for it anew.
-
-Tensors of a step are a few megabytes each, and are freed one after the other. Glibc returns the end of its heap beyond
-some megabytes each time, and the system clears every page of it again: a step of ``jobs/examples/rides`` took 6.9 ms
-and takes 5.1, 4,096 rows through the default network 77 and 56, a step of small convolutions 67 and 51
-(``tests/bench/bench_heap.py``). It can go when torch keeps what it frees on a processor, as it does on a GPU.
-"""
+"""Freed memory that glibc gives back within each step of a training, only to ask for it anew."""
 
 from __future__ import annotations
 
@@ -26,6 +20,11 @@ def kept_heap() -> Iterator[None]:
     """Keep freed memory for the next tensor inside the block, and give it back behind it, which takes milliseconds.
 
     Nothing is done without glibc, nor where the environment sets these bounds.
+
+    Tensors of a step are a few megabytes each, and are freed one after the other. Glibc returns the end of its heap
+    beyond some megabytes each time, and the system clears every page of it again: a step of ``jobs/examples/rides``
+    took 6.9 ms and takes 5.1, 4,096 rows through the default network 77 and 56, a step of small convolutions 67 and 51
+    (``tests/bench/bench_heap.py``). It can go when torch keeps what it frees on a processor, as it does on a GPU.
     """
     libc = ctypes.CDLL(None)
     if _VARIABLES & os.environ.keys() or not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):

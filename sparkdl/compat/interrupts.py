@@ -1,14 +1,4 @@
-"""Ctrl-C while Spark starts, and SIGTERM, which takes its road.
-
-What: Python drops an exception that a signal raises inside of its import machinery's callbacks, and can leave the
-lock of all imports taken: the run goes on, or hangs. A signal that comes there waits some milliseconds.
-Seen with: Python 3.11. Can go: once importlib holds no lock when it is interrupted.
-
-What: pyspark deletes the folder that its JVM answers through when it is interrupted before the answer; the JVM then
-fails to answer, and stays behind without a parent. An interrupt waits here until the session is there, some seconds.
-Seen with: pyspark 4.2.0. Gain: no JVM of 200 MiB that nobody ends. Can go: once an interrupted ``getOrCreate`` leaves
-no process.
-"""
+"""Ctrl-C while Spark starts, and SIGTERM, which takes its road."""
 
 from __future__ import annotations
 
@@ -26,6 +16,10 @@ _SECONDS = 0.02
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
     """Let SIGTERM do what Ctrl-C does, and neither while Python's own import code runs; for the main thread alone.
+
+    Python drops an exception that a signal raises inside of its import machinery's callbacks, and can leave the lock of
+    all imports taken: the run goes on, or hangs. A signal that comes there waits some milliseconds. Seen with Python
+    3.11; it can go once importlib holds no lock when it is interrupted.
 
     Raises:
         KeyboardInterrupt: when either comes.
@@ -62,6 +56,11 @@ def _outside_imports(does: Callable[[int, FrameType | None], Any]) -> Callable[[
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Let Ctrl-C wait for the end of the block; outside of the main thread, which alone gets it, nothing changes.
+
+    pyspark deletes the folder that its JVM answers through when it is interrupted before the answer; the JVM then fails
+    to answer, and stays behind without a parent. An interrupt waits here until the session is there, some seconds, and
+    leaves no JVM of 200 MiB that nobody ends. Seen with pyspark 4.2.0; it can go once an interrupted ``getOrCreate``
+    leaves no process.
 
     Raises:
         KeyboardInterrupt: when the block is done, if one came.

@@ -1,12 +1,4 @@
-"""An archive of the classes that Spark loads, from which Java starts in half the time: a feature of the JVM (JEP 350).
-
-``python -m sparkdl.compat.java_classes`` makes it, once for an environment; ``docker/install.sh`` does. The sessions
-that sparkdl opens take it where it is. Java looks at it first: one of another Java, another Spark or other JARs is left
-alone, without a word, and classes are loaded from the JARs as ever.
-
-A session and a first query on two busy cores, with the archive and without, in turns: 4.3 to 4.7 and 8.5 to 9.2 seconds
-of Java's processor time, 8.4 to 9.1 and 16.2 to 21.6 on the clock. All of ``make run``: 18.9 and 23.0 of Java's.
-"""
+"""An archive of the classes that Spark loads, from which Java starts in half the time (JEP 350)."""
 
 from __future__ import annotations
 
@@ -52,7 +44,11 @@ def archive() -> Path:
 
 
 def java_options() -> str:
-    """What to start Java with so that it takes the archive; empty where there is none."""
+    """What to start Java with so that it takes the archive; empty where there is none.
+
+    The sessions that sparkdl opens take the archive where it is. Java looks at it first: one of another Java, another
+    Spark or other JARs is left alone, without a word, and classes are loaded from the JARs as ever.
+    """
     try:
         file = archive()
     except importlib.metadata.PackageNotFoundError:
@@ -64,6 +60,11 @@ def java_options() -> str:
 
 def make() -> Path:
     """Start a session, let it do what sessions do, and keep the classes that it has loaded; some 170 MB, in 15 s.
+
+    ``python -m sparkdl.compat.java_classes`` does this, once for an environment; ``docker/install.sh`` calls it. A
+    session and a first query on two busy cores, with the archive and without, in turns: 4.3 to 4.7 and 8.5 to 9.2
+    seconds of Java's processor time, 8.4 to 9.1 and 16.2 to 21.6 on the clock. All of ``make run``: 18.9 and 23.0 of
+    Java's.
 
     Raises:
         RuntimeError: Java made none.

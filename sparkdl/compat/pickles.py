@@ -1,11 +1,4 @@
-"""cloudpickle, with two things of torch (2.13) that it refuses.
-
-A layer with parametrizations, such as ``weight_norm`` and ``spectral_norm``, has a class of its own, made as it runs,
-though all that it is lies in its state and in the class that it had before. ``torch.backends`` and what is in it are
-objects in the place of modules, and a function that says ``torch.backends.cudnn.benchmark = True`` refers to them.
-Without this file the former can neither be fitted nor scored in executors, and the latter cannot be sent there out of a
-notebook; it can go when torch pickles both.
-"""
+"""cloudpickle, with two things of torch (2.13) that it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +14,14 @@ import cloudpickle
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, which takes these two, too."""
+    """cloudpickle's, which takes these two, too.
+
+    A layer with parametrizations, such as ``weight_norm`` and ``spectral_norm``, has a class of its own, made as it
+    runs, though all that it is lies in its state and in the class that it had before. ``torch.backends`` and what is in
+    it are objects in the place of modules, and a function that says ``torch.backends.cudnn.benchmark = True`` refers to
+    them. Without this class the former can neither be fitted nor scored in executors, and the latter cannot be sent
+    there out of a notebook; it can go when torch pickles both.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce a parametrized layer to the class that it had before and its state, a module to its name."""

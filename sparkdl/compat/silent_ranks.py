@@ -1,9 +1,4 @@
-"""A group of ranks of which this process alone is there: what the others would send arrives at once, as anything.
-
-torch's own tests measure with it what a rank does besides waiting. It has no public name (2.13):
-``torch.testing._internal`` registers it, and ``tests/compat/test_silent_ranks.py`` notices when that changes. It can go
-when the backend ``"fake"``, which ``torch.distributed`` lists, opens without that import.
-"""
+"""A group of ranks with this process alone: what the others would send arrives at once, as anything."""
 
 from __future__ import annotations
 
@@ -24,6 +19,10 @@ def silent_ranks(count: int, device_type: str) -> Iterator[DeviceMesh]:
     """Yield a mesh of ``count`` ranks of which this is one and the others are silent.
 
     Where ``torch.distributed`` is open already all of its ranks call it together, and ``count`` divides their number.
+
+    torch's own tests measure with it what a rank does besides waiting. It has no public name (2.13):
+    ``torch.testing._internal`` registers it, and ``tests/compat/test_silent_ranks.py`` notices when that changes. It
+    can go when the backend ``"fake"``, which ``torch.distributed`` lists, opens without that import.
     """
     import_module("torch.testing._internal.distributed.fake_pg")  # registers it
     alone = not dist.is_initialized()

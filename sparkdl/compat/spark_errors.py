@@ -1,14 +1,4 @@
-"""Error mapping: what a Spark task or a rank raised as a ``SparkdlError``, raised on the driver as that type.
-
-Enters: Spark's ``PythonException``, or a ``RankFailedError``. Leaves: the typed error, one sentence, with what came in
-as its ``__cause__``. Everything else passes as it is: a user's own exception stays a ``RankFailedError``.
-
-An action that is ours stands in ``with task_errors()``. A prediction is computed later, by an action of the user's
-(``model.transform(df).collect()``), which only a change in pyspark reaches: ``map_task_errors_of_actions`` wraps the
-two functions where pyspark turns what the JVM or a Connect server reports into exceptions, and passes on whatever is
-not ours. Of pyspark 4.2 and 4.3; it can go when Spark lets Python exceptions name their class. Without it the same
-sentence arrives at the end of a ``PythonException``.
-"""
+"""Error mapping: the ``SparkdlError`` of a Spark task or a rank, raised on the driver as that type."""
 
 from __future__ import annotations
 
@@ -101,7 +91,11 @@ def lacking_module(raised: BaseException) -> errors.ClusterError | None:
 
 @contextmanager
 def task_errors() -> Iterator[None]:
-    """Raise what a task or a rank raised, instead of what wraps it, which stays attached as the cause."""
+    """Raise what a task or a rank raised, instead of what wraps it, which stays attached as the cause.
+
+    An action that is ours stands in this block. The typed error has one sentence, with what came in as its
+    ``__cause__``. Everything else passes as it is: a user's own exception stays a ``RankFailedError``.
+    """
     try:
         yield
     except Exception as raised:
@@ -140,7 +134,13 @@ def jar_error(raised: BaseException) -> errors.ConfigError | None:
 
 
 def map_task_errors_of_actions() -> None:
-    """Let every later action of this process raise what a task of ours raised; idempotent."""
+    """Let every later action of this process raise what a task of ours raised; idempotent.
+
+    A prediction is computed later, by an action of the user's (``model.transform(df).collect()``), which only a change
+    in pyspark reaches: this wraps the two functions where pyspark turns what the JVM or a Connect server reports into
+    exceptions, and passes on whatever is not ours. Of pyspark 4.2 and 4.3; it can go when Spark lets Python exceptions
+    name their class. Without it the same sentence arrives at the end of a ``PythonException``.
+    """
     captured: Any = sys.modules.get("pyspark.errors.exceptions.captured")
     gateway: Any = sys.modules.get("py4j.java_gateway")
     if captured is not None and gateway is not None and not hasattr(captured.capture_sql_exception, "__wrapped__"):

@@ -1,11 +1,4 @@
-"""Keeps torch's compiler out of training that compiles nothing.
-
-Enters: a block of training. Leaves: what it did, without ``torch._dynamo`` unless something in it wanted a compiler.
-Every optimizer of torch imports that package at its first ``state_dict``, ``zero_grad`` or ``step``, only to tell a
-compiler where not to look: 830 modules, 70 MB and 1.7 s of processor in each rank of a first fit (torch 2.13; the
-first fit of a session took 7.8 and 11.9 s instead of 14.9 and 15.9, in turns on a busy machine). It can go when torch's
-optimizers train without that import; ``tests/compat/test_torch_compiler.py`` notices when they ask for more.
-"""
+"""Training that compiles nothing, without an import of torch's compiler."""
 
 from __future__ import annotations
 
@@ -92,7 +85,14 @@ class _Submodules(Loader):
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Spare the block the import of ``torch._dynamo``, unless something in it compiles; nothing else changes."""
+    """Spare the block the import of ``torch._dynamo``, unless something in it compiles; nothing else changes.
+
+    Every optimizer of torch imports that package at its first ``state_dict``, ``zero_grad`` or ``step``, only to tell a
+    compiler where not to look: 830 modules, 70 MB and 1.7 s of processor in each rank of a first fit (torch 2.13; the
+    first fit of a session took 7.8 and 11.9 s instead of 14.9 and 15.9, in turns on a busy machine). It can go when
+    torch's optimizers train without that import; ``tests/compat/test_torch_compiler.py`` notices when they ask for
+    more.
+    """
     standing_in = _entered()
     try:
         yield

@@ -1,12 +1,4 @@
-"""Python workers of this host run the driver's interpreter, where nobody chose another one.
-
-Enters: a session. Leaves: the same, whose tasks start with ``sys.executable``.
-
-PySpark starts its workers with PYSPARK_PYTHON, or else with the first ``python3`` on the PATH, which in a virtual
-environment started by its full path is another interpreter: every task then fails in 60 lines of Java. On a cluster the
-workers' paths are not the driver's; there Spark's own error is mapped to one sentence. Of pyspark 4.2 and 4.3
-(``SparkContext.pythonExec``); it can go when PySpark defaults to the driver's interpreter for local masters.
-"""
+"""The driver's interpreter for the Python workers of this host, where nobody chose another one."""
 
 from __future__ import annotations
 
@@ -17,6 +9,11 @@ from typing import Any
 
 def use_drivers_python(spark: Any) -> None:
     """Let workers on this host run this process's interpreter, unless PYSPARK_PYTHON or Spark's settings say another.
+
+    PySpark starts its workers with PYSPARK_PYTHON, or else with the first ``python3`` on the PATH, which in a virtual
+    environment started by its full path is another interpreter: every task then fails in 60 lines of Java. On a cluster
+    the workers' paths are not the driver's; there Spark's own error is mapped to one sentence. Of pyspark 4.2 and 4.3
+    (``SparkContext.pythonExec``); it can go when PySpark defaults to the driver's interpreter for local masters.
 
     Args:
         spark: the session; one of Spark Connect is left alone, for its server chooses.

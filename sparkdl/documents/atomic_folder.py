@@ -1,9 +1,4 @@
-"""Replaces a saved folder by a new one, so that a failure leaves the old one as it was.
-
-Enters: a folder, and a block that writes its successor beside it. Leaves: the successor under the folder's name. On a
-local disk or HDFS that takes two renames. An object store has no renames: there the files are copied, and whoever reads
-meanwhile may find none; a failure in between puts the old ones back.
-"""
+"""The replacement of a saved folder by a new one: a failure leaves the old one as it was."""
 
 from __future__ import annotations
 
@@ -19,6 +14,9 @@ from sparkdl.storage import TEMPORARY, Storage
 @contextlib.contextmanager
 def atomic_replace(target: Storage) -> Iterator[Storage]:
     """Yield a folder beside ``target``; when the block ends without an error, it takes the place of ``target``.
+
+    On a local disk or HDFS that takes two renames. An object store has no renames: there the files are copied, and
+    whoever reads meanwhile may find none; a failure in between puts the old ones back.
 
     Raises:
         StorageError: it cannot be moved into place; the old folder then stands there as before.

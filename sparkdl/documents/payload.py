@@ -1,12 +1,4 @@
-"""Pickles whose tensors lie beside them, as views of the memory that they have.
-
-Enters: an object with models and tensors in it. Leaves: a ``Payload``: a small pickle, and the bytes of each storage as
-an array that shares its memory. Packing therefore costs no copy; neither does sending, since an array leaves a pickle
-of protocol 5 as a buffer of its own. Two tensors on one storage share it afterwards, too.
-
-Opening one runs what the pickle says. A payload is never read from a file: it comes from this process, or over the
-channel between driver and ranks, each frame of which the secret of the run has signed (``launch/wire.py``).
-"""
+"""Pickles whose tensors lie beside them, as views of the memory that they have."""
 
 from __future__ import annotations
 
@@ -33,6 +25,13 @@ not, and where a storage begins may change the last bit of a result. Larger ones
 @dataclass(frozen=True, slots=True)
 class Payload:
     """A packed value.
+
+    The bytes of each storage are an array that shares its memory: packing costs no copy, and neither does sending,
+    since an array leaves a pickle of protocol 5 as a buffer of its own. Two tensors on one storage share it afterwards,
+    too.
+
+    Opening one runs what the pickle says. A payload is never read from a file: it comes from this process, or over the
+    channel between driver and ranks, each frame of which the secret of the run has signed (``launch/wire.py``).
 
     Attributes:
         data: the pickle.

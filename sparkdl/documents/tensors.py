@@ -1,8 +1,4 @@
-"""Tensors in files of the safetensors format, which holds data alone, and errors of one type.
-
-Enters: a file, or its bytes. Leaves: its tensors by name, mapped into memory where the file is local; or what its
-header says of them, without reading any; or an ``IntegrityError``.
-"""
+"""Tensors in files of the safetensors format, which holds data alone, and errors of one type."""
 
 from __future__ import annotations
 

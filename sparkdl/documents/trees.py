@@ -1,15 +1,4 @@
-"""Nested values as JSON plus tensors, without pickle, and back: the one encoder of trees.
-
-Enters: what ``state_dict`` methods return: dicts, lists, tuples, numbers, strings, bytes, tensors, NumPy arrays; a
-subclass adds kinds of its own. Leaves: a JSON-able tree in which a tensor is a name, and the tensors by name; the bytes
-of a safetensors file.
-
-What JSON does not know stands in an object of one key: ``{"$tensor": name}``, ``$array``, ``$tuple``, ``$map`` (pairs,
-where keys are not all texts), ``$bytes`` (base64), ``$float`` (NaN and infinities).
-
-The file format is that of safetensors (8 bytes length, JSON header, raw bytes), laid out in one buffer whose parts are
-tensors, so that taking a snapshot is one copy and writing it needs none. Reading goes through the safetensors library.
-"""
+"""Nested values as JSON plus tensors, without pickle, and back: the one encoder of trees."""
 
 from __future__ import annotations
 
@@ -31,6 +20,11 @@ _PLAIN = frozenset({type(None), bool, str, int})
 
 class Encoder:
     """Takes values apart, and collects their tensors.
+
+    It takes what ``state_dict`` methods return: dicts, lists, tuples, numbers, strings, bytes, tensors, NumPy arrays; a
+    subclass adds kinds of its own. In the JSON tree a tensor is a name. What JSON does not know stands in an object of
+    one key: ``{"$tensor": name}``, ``$array``, ``$tuple``, ``$map`` (pairs, where keys are not all texts), ``$bytes``
+    (base64), ``$float`` (NaN and infinities).
 
     Attributes:
         tensors: by name, those that were met, not copied; equal views are one entry.
@@ -177,6 +171,9 @@ class Decoder:
 @dataclass(slots=True)
 class Layout:
     """A safetensors file in memory, ready to be filled again and again with tensors of the same shapes.
+
+    The file format is that of safetensors (8 bytes length, JSON header, raw bytes), laid out in one buffer whose parts
+    are tensors, so that a snapshot is one copy and writing it needs none. The safetensors library reads it.
 
     Attributes:
         signature: names, dtypes and shapes that it fits.

@@ -1,11 +1,4 @@
-"""JSON documents into typed values: the one decoder of every document that sparkdl reads.
-
-Enters: the bytes of a file, the dataclass that they should hold, and words for the message. Leaves: the value, or one
-``IntegrityError`` that names the file and the field: for bad UTF-8, cut or malformed JSON, a key that is unknown or
-stands there twice, a field that is missing or of another type, a number out of its range, NaN where none may stand,
-and documents that are too large or too deep. What a field may hold is written in its annotation (``Count``) and in
-``__post_init__``, whose ``ValueError`` or ``TypeError`` is reported for the field that it came from.
-"""
+"""The decoder of JSON documents into typed values, one for every document that sparkdl reads."""
 
 from __future__ import annotations
 
@@ -69,6 +62,11 @@ def read(file: Storage, kind: type[T], remedy: str, limit: int = MAX_BYTES) -> T
 
 def decode(data: bytes, kind: type[T], source: Source, limit: int = MAX_BYTES) -> T:
     """Decode the bytes of a document into a value of ``kind``.
+
+    A field's annotation (``Count``) says what it may hold, and so does ``__post_init__``, whose ``ValueError`` or
+    ``TypeError`` is reported for the field that it came from. One error names file and field: for bad UTF-8, cut or
+    malformed JSON, a key that is unknown or stands there twice, a field that is missing or of another type, a number
+    out of its range, NaN where none may stand, and documents that are too large or too deep.
 
     Raises:
         IntegrityError: they hold something else.

@@ -1,16 +1,4 @@
-"""Raw columns to model inputs, by numpy and Arrow alone: the only way there is, in training and in serving.
-
-Enters: a record batch of raw columns. Leaves: a record batch of model inputs. Arithmetic is in float64 and element by
-element, results are float32, so that a row becomes the same in whatever batch it comes. What is refused, what filled:
-
-    number       null, NaN, infinity: filled, or DataError with fill 'none'; more than float32 holds: DataError
-    category     missing, or not in the vocabulary: id 0
-    ids, text    null and empty: no element; a null element, an unknown one: id 0; too long: cut
-    vector       a missing row or number: filled, or DataError with fill 'none'; another length: DataError
-    image        missing or broken: black, or DataError with invalid 'error', which names the first reason
-    date parts   missing, or a year that training had not: id 0; an hour of a date: SchemaError
-    any          a column that is missing or of a wrong type: SchemaError
-"""
+"""Raw columns to model inputs, by numpy and Arrow alone: the only way there is, in training and in serving."""
 
 from __future__ import annotations
 
@@ -54,6 +42,17 @@ _CONSTANT = 1e-12
 
 class Encoder:
     """Fitted features, made ready: vocabularies as dictionaries, moments as numbers.
+
+    Arithmetic is in float64 and element by element, results are float32, so that a row becomes the same in whatever
+    batch it comes. What is refused, and what filled:
+
+        number       null, NaN, infinity: filled, or DataError with fill 'none'; more than float32 holds: DataError
+        category     missing, or not in the vocabulary: id 0
+        ids, text    null and empty: no element; a null element, an unknown one: id 0; too long: cut
+        vector       a missing row or number: filled, or DataError with fill 'none'; another length: DataError
+        image        missing or broken: black, or DataError with invalid 'error', which names the first reason
+        date parts   missing, or a year that training had not: id 0; an hour of a date: SchemaError
+        any          a column that is missing or of a wrong type: SchemaError
 
     Args:
         features: by name, options and statistics.

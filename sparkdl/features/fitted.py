@@ -1,9 +1,4 @@
-"""Fitted features: a value that travels as JSON with the model, and turns raw columns into its inputs.
-
-Enters: statistics of the training rows and options; or the JSON of features that were fitted before. Leaves: a frozen
-``Features``, whose ``apply`` is the only way from raw columns to model inputs, in training and in serving. Everything
-that ``apply`` needs follows from options and statistics, so the document holds these alone.
-"""
+"""Fitted features: a value that travels as JSON with the model, and makes its inputs of raw columns."""
 
 from __future__ import annotations
 
@@ -103,6 +98,9 @@ class _Document:
 @dataclass(frozen=True)
 class Features:
     """Fitted features.
+
+    ``apply`` is the only way from raw columns to model inputs, in training and in serving. All that it needs follows
+    from options and statistics, so the document holds these alone.
 
     Attributes:
         fitted: one a feature, in order.

@@ -1,9 +1,4 @@
-"""The one hash of values: stable over platforms, versions and languages.
-
-Enters: texts. Leaves: unsigned 64-bit numbers: XXH64 with the seed 42 over a text's UTF-8 bytes, which is what Spark
-SQL's ``xxhash64(column)`` gives for a string. Integers are hashed as their decimal text, so that a column of strings
-that hold numbers and one of integers agree.
-"""
+"""The one hash of values: stable over platforms, versions and languages."""
 
 from __future__ import annotations
 
@@ -17,7 +12,12 @@ SEED = 42
 
 
 def hashes(texts: Iterable[str]) -> np.ndarray[Any, Any]:
-    """The hash of each text, ``(n,)`` uint64."""
+    """The hash of each text, ``(n,)`` uint64.
+
+    It is XXH64 with the seed 42 over a text's UTF-8 bytes, which is what Spark SQL's ``xxhash64(column)`` gives for a
+    string. Integers are hashed as their decimal text, so that a column of strings that hold numbers and one of integers
+    agree.
+    """
     digest = xxhash.xxh64_intdigest
     return np.array([digest(text.encode(), SEED) for text in texts], np.uint64)
 

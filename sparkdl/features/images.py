@@ -1,8 +1,4 @@
-"""Encoded pictures to arrays.
-
-Enters: a column of byte strings. Leaves: ``(rows, channels, height, width)``; a picture that cannot be decoded is
-refused, or black, as the options say. Pillow decodes, in the few formats that a file may have.
-"""
+"""Encoded pictures to arrays, decoded by Pillow in the few formats that a file may have."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the model gets: its inputs, their order, names, shapes and cardinalities.
-
-Enters: options and statistics of features. Leaves: one ``Input`` a tensor, from which a model factory sizes its layers,
-and shards and signatures take their types.
-"""
+"""The inputs of the model: their order, names, shapes and cardinalities."""
 
 from __future__ import annotations
 
@@ -33,6 +29,8 @@ _PARTS: dict[Part, int] = {"quarter": 4, "month": 12, "day": 31, "weekday": 7, "
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
     """One input of the model.
+
+    A model factory sizes its layers by these, and shards and signatures take their types.
 
     Attributes:
         name: of it.

@@ -1,8 +1,4 @@
-"""What can be chosen of a feature, by type: frozen values that a file, a program and a fitted model write alike.
-
-Enters: options as the user wrote them. Leaves: one value a feature whose options fit each other, or a ``ConfigError``.
-The types are told apart by ``type``; the description of every option goes into the JSON schema that editors read.
-"""
+"""The options of a feature, by type: frozen values that a file, a program and a fitted model write alike."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Statistics of the columns behind features, gathered batch by batch, in parts, and merged.
-
-Enters: record batches of raw columns and the features' options, in this process or in Spark's workers. Leaves: one
-``Statistics`` a feature, from which it is fitted, and against which later data is compared.
-
-Numbers need two passes: the first finds quantiles, the second counts what lies between them and takes the moments of
-the numbers as they are clipped and put on a logarithmic scale. Means and variances are merged pairwise
-(``columns.statistics``), so that parts in another order give the same to 1e-12; counts are exact in any order.
-"""
+"""Statistics of the columns behind features, gathered batch by batch, in parts, and merged."""
 
 from __future__ import annotations
 
@@ -95,6 +87,10 @@ class Statistics:
 @dataclass(slots=True)
 class Running:
     """What is known of one feature so far; values of a vocabulary are counted apart.
+
+    Numbers need two passes: the first finds quantiles, the second counts what lies between them and takes the moments
+    of the numbers as they are clipped and put on a logarithmic scale. Means and variances are merged pairwise
+    (``columns.statistics``), so that parts in another order give the same to 1e-12; counts are exact in any order.
 
     Attributes:
         rows: so far.

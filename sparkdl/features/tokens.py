@@ -1,8 +1,4 @@
-"""Texts to tokens: at white space, by character, or by a function of the user's.
-
-Enters: a column of strings. Leaves: its tokens, row behind row. A user's function is handed in, and imported elsewhere:
-what a file names is imported only where its reader allows it.
-"""
+"""Texts to tokens: at white space, by character, or by a function of the user's."""
 
 from __future__ import annotations
 
@@ -23,7 +19,8 @@ Tokens = Callable[[str], Sequence[str]]
 """Cuts a text into tokens."""
 
 Functions = Mapping[str, Tokens]
-"""Functions that cut texts, by ``"module:function"``."""
+"""Functions that cut texts, by ``"module:function"``. They are imported elsewhere, and handed in: what a file names is
+imported only where its reader allows it."""
 
 
 def tokens_of(name: str, column: pa.Array, options: Text, functions: Functions) -> Lists:

@@ -1,17 +1,6 @@
-"""Raw columns to plain values: what a column may be, what counts as missing, and when two values are one.
+"""Plain values of raw columns: what a column may be, what is missing, and when two values are one.
 
-Enters: columns of a record batch. Leaves: float64 numbers, texts, lists of texts, times. Statistics and ``apply`` both
-begin here, so that what was counted is what is looked up. The rules:
-
-    numbers      integers, floats, decimals (the nearest float64) and bools; null, NaN and infinities are missing;
-                 integers beyond 2**53 are the nearest float64
-    values       of categories and lists: strings, integers, bools, dates; each counts as its text (``42``, ``true``,
-                 ``2024-02-29``), so that a CSV file and a table agree; integers are exact at any size; floats and
-                 decimals count where they are whole, as pandas makes floats of integers with gaps; NaN and infinities
-                 are missing; the empty string is a value
-    strings      are compared in Unicode's normal form C
-    lists        a null list is an empty one; a null element is the unknown value
-    times        with a zone are instants, whatever the zone; without, and dates, are taken as they are written
+Statistics and ``apply`` both begin here, so that what was counted is what is looked up.
 """
 
 from __future__ import annotations
@@ -68,6 +57,9 @@ class Lists:
 def numbers_of(name: str, column: pa.Array) -> Array:
     """``(rows,)`` float64, NaN where a value is missing.
 
+    Integers, floats, decimals (the nearest float64) and bools are numbers; null, NaN and infinities are missing;
+    integers beyond 2**53 are the nearest float64.
+
     Raises:
         SchemaError: the column holds no numbers.
     """
@@ -85,6 +77,11 @@ def numbers_of(name: str, column: pa.Array) -> Array:
 def coded(name: str, column: pa.Array) -> Coded:
     """The values of a column.
 
+    Strings, integers, bools and dates are values; each counts as its text (``42``, ``true``, ``2024-02-29``), so that a
+    CSV file and a table agree. Integers are exact at any size; floats and decimals count where they are whole, as
+    pandas makes floats of integers with gaps. NaN and infinities are missing; the empty string is a value. Strings are
+    compared in Unicode's normal form C.
+
     Raises:
         SchemaError: its type has no values that could be told apart.
         DataError: it holds a fraction, or bytes that are no UTF-8.
@@ -101,6 +98,8 @@ def coded(name: str, column: pa.Array) -> Coded:
 
 def lists_of(name: str, column: pa.Array) -> Lists:
     """The rows of a column of lists.
+
+    A null list is an empty one; a null element is the unknown value.
 
     Raises:
         SchemaError: it is none, or its elements have no values that could be told apart.
@@ -136,6 +135,8 @@ def vectors_of(name: str, column: pa.Array) -> tuple[Array, Array]:
 
 def times_of(name: str, column: pa.Array, timezone: str) -> pa.Array:
     """A column of dates or of times without a zone: those of instants are taken in ``timezone``.
+
+    Times with a zone are instants, whatever the zone; those without, and dates, are taken as they are written.
 
     Raises:
         SchemaError: it holds neither.

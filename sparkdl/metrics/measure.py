@@ -1,7 +1,4 @@
-"""All metrics of a task over held-out rows: as numbers, as calibration, as confusion.
-
-Enters: checked rows. Leaves: plain values that go into a record or a report as they are.
-"""
+"""All metrics of a task over held-out rows: as numbers, as calibration, as confusion."""
 
 from __future__ import annotations
 

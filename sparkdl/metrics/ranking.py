@@ -1,12 +1,4 @@
-"""Metrics of the order of scores: area under the ROC curve, average precision. Exact, with ties and weights.
-
-Enters: checked rows of two classes. Leaves: one number, or one a bootstrap draw.
-
-AUC is a two-sample U-statistic, the share of pairs (positive, negative) that stand in the right order, a tie counting
-one half (Hanley and McNeil 1982). So over groups of rows it is a quadratic form: with ``wins[g, h]``, the weight of
-such pairs between positives of group g and negatives of group h, a draw that takes group g ``c[g]`` times has
-``c wins c`` of ``(c positives)(c negatives)``: rows are sorted once, whatever the number of draws.
-"""
+"""Metrics of the order of scores: area under the ROC curve, average precision; exact, with ties and weights."""
 
 from __future__ import annotations
 
@@ -17,6 +9,11 @@ from sparkdl.metrics.rows import Floats, Rows
 
 def auc(rows: Rows, draws: Floats | None = None) -> Floats:
     """Return the area under the ROC curve.
+
+    AUC is a two-sample U-statistic, the share of pairs (positive, negative) that stand in the right order, a tie
+    counting one half (Hanley and McNeil 1982). So over groups of rows it is a quadratic form: with ``wins[g, h]``, the
+    weight of such pairs between positives of group g and negatives of group h, a draw that takes group g ``c[g]`` times
+    has ``c wins c`` of ``(c positives)(c negatives)``: rows are sorted once, whatever the number of draws.
 
     Args:
         rows: of two classes.

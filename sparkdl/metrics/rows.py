@@ -1,8 +1,4 @@
-"""Held-out rows with their predictions, checked once, so that nothing after them needs to doubt a number.
-
-Enters: labels, predictions, weights and groups as any array-like gives them. Leaves: ``Rows`` of float64 and int64
-arrays, or one ``DataError`` that names the column, how many rows are wrong, and the first of them.
-"""
+"""Held-out rows with their predictions, checked once, so that nothing after them needs to doubt a number."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Metrics that are functions of sums: one small row of sums a group stands for all its rows.
-
-Sums add up: those of batches and ranks to those of an epoch, and a bootstrap draw over groups is one matrix product.
-Labels are summed about their mean: in ``r2`` nothing cancels, however large the labels are.
-"""
+"""Metrics that are functions of sums: one small row of sums a group stands for all its rows."""
 
 from __future__ import annotations
 
@@ -20,6 +16,9 @@ _LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips dou
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
     """Weighted sums by group.
+
+    Sums add up: those of batches and ranks to those of an epoch, and a bootstrap draw over groups is one matrix
+    product. Labels are summed about their mean: in ``r2`` nothing cancels, however large the labels are.
 
     Attributes:
         task: what the columns are: see ``_value_columns`` and ``sums_of_answers``.

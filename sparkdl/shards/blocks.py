@@ -1,7 +1,4 @@
-"""Rows cut into blocks, permuted, and laid out as a shard file's record batches.
-
-Enters: tensors of batches of any size. Leaves: blocks that depend on the rows and their order alone.
-"""
+"""Rows cut into blocks, permuted, and laid out as a shard file's record batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The content key of a shard set: equal keys mean equal rows, so a second write is a cache hit and never a wrong one.
-
-A SHA-256 hash of everything that decides the rows and their form; None if the source is not pinned.
-"""
+"""The content key of a shard set: equal keys mean equal rows."""
 
 from __future__ import annotations
 
@@ -28,6 +25,9 @@ def content_key(
     plan: str = "",
 ) -> str:
     """The key of a set.
+
+    It is a SHA-256 hash of everything that decides the rows and their form, so a second write is a cache hit and never
+    a wrong one; None if the source is not pinned.
 
     Args:
         source: the pinned table; without one there is no key.

@@ -1,11 +1,4 @@
-"""The index of a shard set: what exists, where it lies, what it holds. A shard exists only if a manifest names it.
-
-Enters: facts that the writers of single shards report. Leaves: one JSON file, committed last and whole, and frozen
-values for everyone who reads: no Spark, no torch, no disk needed to plan from them.
-
-On disk a set is a directory: ``manifest.json`` beside ``shards/*.arrow`` (or ``*.parquet``), and dictionaries of string
-columns inside the manifest. The blocks of a shard are stored column-wise, so that a million of them load in seconds.
-"""
+"""The manifest of a shard set: what exists, where it lies, what it holds."""
 
 from __future__ import annotations
 
@@ -109,6 +102,11 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The whole index of one shard set.
+
+    A shard exists only if a manifest names it; it is one JSON file, committed last and whole. Whoever reads plans from
+    it without Spark, torch or a disk. On disk a set is a directory: ``manifest.json`` beside ``shards/*.arrow`` (or
+    ``*.parquet``), and dictionaries of string columns inside the manifest. The blocks of a shard are stored
+    column-wise, so that a million of them load in seconds.
 
     Attributes:
         folder: where the set lies; not stored in the file, so a set may be moved or copied.

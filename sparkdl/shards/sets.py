@@ -1,7 +1,4 @@
-"""Which shard sets there are below a directory, and what can go: behind ``sparkdl shards list`` and ``shards gc``.
-
-Enters: the URI of a set, or of a directory of sets. Leaves: facts about each set; removed files.
-"""
+"""The shard sets below a directory, and what of them can go: ``sparkdl shards list`` and ``shards gc``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Shard files: blocks of rows as Arrow IPC or Parquet, aligned and hashed.
-
-Arrow aligns messages to 8 bytes; here a block's metadata is padded so that its body starts at a multiple of 64, and
-with it every fixed-size buffer of a full block: a reader maps the file and uses the buffers where they are.
-"""
+"""Shard files: blocks of rows as Arrow IPC or Parquet, aligned and hashed."""
 
 from __future__ import annotations
 
@@ -191,7 +187,11 @@ class _HashingSink(io.RawIOBase):
 
 @functools.lru_cache(maxsize=64)
 def _pads(schema: pa.Schema, compression: str | None) -> dict[int, str]:
-    """Custom metadata by the length, modulo 64, that it gives to the message of a record batch without its body."""
+    """Custom metadata by the length, modulo 64, that it gives to the message of a record batch without its body.
+
+    Arrow aligns messages to 8 bytes; a block's metadata is padded so that its body starts at a multiple of 64, and with
+    it every fixed-size buffer of a full block: a reader maps the file and uses the buffers where they are.
+    """
     probe = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema)
     options = pa.ipc.IpcWriteOptions(compression=compression)
     pads: dict[int, str] = {}

@@ -1,14 +1,4 @@
-"""Rows at random over the whole set, the same whatever partitions they came in: what tables that are sorted need.
-
-A key of 64 bits, which the row's bytes and the seed decide, says where a row goes. Writing then takes two stages::
-
-    runs      each task buffers its rows, sorts them by key, joins equal rows into one with a count, and writes a run
-    buckets   each task reads one range of keys from all runs, and writes its rows, in the order of a second hash
-
-The buckets are the shards. Their number follows from the bytes of the set, so nothing depends on the tasks. Equal rows
-have equal keys and would all lie in one bucket: those that come often are *common*, and are dealt evenly over all
-buckets, by one stage between the two, which sets of less equal rows skip.
-"""
+"""Rows at random over the whole set, the same whatever partitions they came in, as sorted tables need."""
 
 from __future__ import annotations
 
@@ -109,6 +99,15 @@ class Common:
 @dataclass(frozen=True, slots=True)
 class Spreading:
     """A set between its two stages, as tasks get it.
+
+    A key of 64 bits, which the row's bytes and the seed decide, says where a row goes. Writing then takes two stages::
+
+        runs      each task buffers its rows, sorts them by key, joins equal rows into one with a count, writes a run
+        buckets   each task reads one range of keys from all runs, and writes its rows in the order of a second hash
+
+    The buckets are the shards. Their number follows from the bytes of the set, so nothing depends on the tasks. Equal
+    rows have equal keys and would all lie in one bucket: those that come often are *common*, and are dealt evenly over
+    all buckets, by one stage between the two, which sets of less equal rows skip.
 
     Attributes:
         root: of the set.

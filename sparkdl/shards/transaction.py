@@ -1,14 +1,4 @@
-"""All shards of a set or none: what happens between the first file and the manifest that makes it a set.
-
-Enters: reports of tasks that wrote files under names of their own. Leaves: a committed manifest, or nothing visible.
-
-    existing()   a set of the same content key: done. Another one: ConflictError, unless it may be overwritten
-    (tasks write shards/<partition>-<index>-<transaction>-<attempt>.arrow, or runs, from which others write shards)
-    commit()     checks the reports, writes manifest.json in one step, removes what lost attempts of this
-                 transaction and forgotten ones of others have left
-    rollback     of a failed ``with`` block removes this transaction's files; those of a killed driver are invisible,
-                 and are removed by a later commit or by ``gc`` once they are a day old
-"""
+"""All shards of a set or none: the transaction between the first file and the manifest."""
 
 from __future__ import annotations
 
@@ -101,6 +91,13 @@ class PartReport:
 
 class Transaction:
     """One write of one set; leaving its ``with`` block without a commit removes its files.
+
+        existing()   a set of the same content key: done. Another one: ConflictError, unless it may be overwritten
+        (tasks write shards/<partition>-<index>-<transaction>-<attempt>.arrow, or runs, from which others write shards)
+        commit()     checks the reports, writes manifest.json in one step, removes what lost attempts of this
+                     transaction and forgotten ones of others have left
+        rollback     of a failed ``with`` block removes this transaction's files; those of a killed driver are
+                     invisible, and are removed by a later commit or by ``gc`` once they are a day old
 
     Args:
         uri: of the set's directory.

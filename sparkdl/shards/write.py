@@ -1,13 +1,4 @@
-"""A Spark DataFrame -> shards and their manifest, by two Spark stages: runs, and shards of rows at random.
-
-Enters: a DataFrame, classic or of Spark Connect. Leaves: a committed shard set, or two of one reading, so that a frame
-whose rows change from one reading to the next has no row in both and none in neither. No row passes through the driver:
-each task writes the rows of its partition and returns one report.
-
-Rows are spread at random over the set (``spread.py``): tables are sorted as a rule, and a model that is trained on like
-rows one after the other follows those it saw last. With ``ShardConfig.spread_rows=False`` the order of the frame stays.
-Skewed partitions cost time in the first stage and nothing later; ``ShardConfig.repartition`` evens them out.
-"""
+"""A Spark DataFrame to shards and their manifest, by two Spark stages: runs, and shards of rows at random."""
 
 from __future__ import annotations
 
@@ -145,7 +136,16 @@ def _written(
     config: ShardConfig,
     mark: Sequence[str] = (),
 ) -> list[Manifest | NoRowsError]:
-    """Read the rows once, and write them as one set, or as two that the column ``mark`` tells apart."""
+    """Read the rows once, and write them as one set, or as two that the column ``mark`` tells apart.
+
+    No row passes through the driver: each task writes the rows of its partition and returns one report. Of two sets of
+    one reading, a frame whose rows change from one reading to the next has no row in both and none in neither.
+
+    Rows are spread at random over the set (``spread.py``): tables are sorted as a rule, and a model that is trained on
+    like rows one after the other follows those it saw last. With ``ShardConfig.spread_rows=False`` the order of the
+    frame stays. Skewed partitions cost time in the first stage and nothing later; ``ShardConfig.repartition`` evens
+    them out.
+    """
     (schema, tensors), layout = planned, transactions[0].layout
     check_places({"shards": transactions[0].root}, df.sparkSession)
     strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]

@@ -1,8 +1,4 @@
-"""From the text that a user gives to one absolute address; done once, where the text enters.
-
-Enters: a plain path, a path with ``~`` or ``file:``, a URI of any scheme. Leaves: an absolute path of this machine, or
-a whole URI; either way what the user can paste, here and into Spark, and what another process takes for the same place.
-"""
+"""The one absolute address that a user's text means, made once, where the text enters."""
 
 from __future__ import annotations
 
@@ -21,6 +17,9 @@ def resolved_address(text: str) -> str:
 
     A plain path belongs to the filesystem that Spark's session takes by default (``fs.defaultFS``), and to this machine
     where there is no session.
+
+    It is an absolute path of this machine, or a whole URI: what the user can paste, here and into Spark, and what
+    another process takes for the same place.
 
     Raises:
         ConfigError: it is empty, the name of a table in a catalog, or of another machine.

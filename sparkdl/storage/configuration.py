@@ -1,9 +1,4 @@
-"""How the driver reaches its filesystems, as a value that travels to ranks and workers.
-
-Enters: fsspec's configuration, and what the session's Hadoop configuration says of HDFS and S3. Leaves: the same
-settings in another process, for the time that it works for this driver. They may hold credentials: no ``repr`` shows
-them.
-"""
+"""The settings by which the driver reaches its filesystems, as a value that travels to ranks and workers."""
 
 from __future__ import annotations
 
@@ -31,6 +26,8 @@ from sparkdl.storage.session import (
 @dataclass(frozen=True)
 class Configuration:
     """Settings of filesystems.
+
+    They may hold credentials: no ``repr`` shows them.
 
     Attributes:
         settings: fsspec's, by its name of the protocol.

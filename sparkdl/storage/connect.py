@@ -1,8 +1,4 @@
-"""How a filesystem that is not this machine's is reached: its package, its options, its name in fsspec.
-
-Enters: an address. Leaves: fsspec's filesystem for it, made with the options that the user configured, or one sentence
-that names the package to install, or says that nobody answers there. Of S3, ``s3.py`` says who is heard.
-"""
+"""The way to a filesystem that is not this machine's: its package, its options, its name in fsspec."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Places that executors will read and write, tried from where they run.
-
-Enters: a session, and places that the driver can write. Leaves: a sentence for each that executors cannot: a folder of
-the driver's own disk, a filesystem that they have no right or no way to. One short job, and only where executors may be
-on other machines than the driver. The session is used by its methods alone: pyspark is not imported.
-"""
+"""Places that executors will read and write, tried from where they run."""
 
 from __future__ import annotations
 
@@ -32,6 +27,10 @@ def problems_on_executors(
     places: Mapping[str, Storage], spark: Any, problem_of: Callable[[Storage], str]
 ) -> dict[str, str]:
     """What executors say of places that the driver can write, by the places' names; nothing where all is well.
+
+    Executors may lack a folder of the driver's own disk, or a right or a way to a filesystem. One short job asks them,
+    and only where they may be on other machines than the driver. The session is used by its methods alone: pyspark is
+    not imported.
 
     Args:
         places: by what they are called.

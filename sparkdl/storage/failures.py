@@ -1,9 +1,4 @@
-"""What a filesystem raises, as one sentence with a remedy.
-
-Enters: a block that touches files. Leaves: a ``StorageError`` instead of whatever was raised in it. Of S3, fsspec's
-client, delta-rs and Spark's each have words of their own for the same few refusals, which become one sentence here. A
-store that does not answer, as in an outage, is told from one that refuses.
-"""
+"""One sentence with a remedy for whatever a filesystem raises."""
 
 from __future__ import annotations
 
@@ -87,7 +82,11 @@ def storage_errors(uri: str, action: str) -> Iterator[None]:
 
 
 def store_error(cause: BaseException, message: str) -> StorageError:
-    """The error for what a client of a store raised: a ``StoreUnavailableError`` where the store does not answer."""
+    """The error for what a client of a store raised: a ``StoreUnavailableError`` where the store does not answer.
+
+    Of S3, fsspec's client, delta-rs and Spark's each have words of their own for the same few refusals, which become
+    one sentence here. A store that does not answer, as in an outage, is told from one that refuses.
+    """
     return (StoreUnavailableError if _outage(cause) else StorageError)(message)
 
 

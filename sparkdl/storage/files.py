@@ -1,12 +1,4 @@
-"""One value for a file or directory, wherever it lies.
-
-Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) or a plain local path.
-Leaves: a ``Storage`` that reads, lists and commits whole files; a failure is a ``StorageError`` that names the remedy.
-
-Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, HDFS ``hdfs-native``, Google
-``gcsfs``, Azure ``adlfs``). Credentials and endpoints come from fsspec's configuration, the cloud's variables or the
-session (``s3.py``); but for variables, what the driver finds travels with a pickled ``Storage``.
-"""
+"""One value for a file or directory, wherever it lies."""
 
 from __future__ import annotations
 
@@ -34,7 +26,13 @@ TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has no
 
 @dataclass(frozen=True)
 class Storage(ABC):
-    """One file or directory, by its URI; cheap to make, safe to pickle."""
+    """One file or directory, by its URI; cheap to make, safe to pickle.
+
+    Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, HDFS ``hdfs-native``, Google
+    ``gcsfs``, Azure ``adlfs``). Credentials and endpoints come from fsspec's configuration, the cloud's variables or
+    the session (``s3.py``); but for variables, what the driver finds travels with a pickled ``Storage``. A failure is a
+    ``StorageError`` that names the remedy.
+    """
 
     uri: str
 

@@ -1,7 +1,4 @@
-"""The two hashes: one against accidents, one that names content.
-
-Enters: a buffer. Leaves: hexadecimal digits.
-"""
+"""The two hashes: one against accidents, one that names content."""
 
 from __future__ import annotations
 

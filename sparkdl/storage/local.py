@@ -1,8 +1,4 @@
-"""Files of this machine: opened safely, and written so that they are whole or absent.
-
-Enters: a path, and the folder that it was reached through. Leaves: descriptors of regular files that lie in that
-folder, and files that are durable once closed.
-"""
+"""Files of this machine: opened safely, and written so that they are whole or absent."""
 
 from __future__ import annotations
 

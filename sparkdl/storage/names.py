@@ -1,7 +1,4 @@
-"""What a name below a folder may be: the one place where text that a file holds becomes part of a path.
-
-Enters: a name from a manifest, a checkpoint, a bundle, a table's log. Leaves: the same name, if it leads nowhere else.
-"""
+"""Names below a folder: the one place where text that a file holds becomes part of a path."""
 
 from __future__ import annotations
 

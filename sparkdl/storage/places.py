@@ -1,8 +1,4 @@
-"""Places that work will write to, tried before the work starts.
-
-Enters: storages, by what they are for. Leaves: nothing, not in these places either, or one error that names each that
-cannot be reached or written, from the driver or from executors.
-"""
+"""Places that work will write to, tried before the work starts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What fsspec's filesystems do not do as one expects.
-
-Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back, one that is
-read by ranges; trees copied and removed by their names, whatever characters these hold; what is absent told from what
-cannot be reached.
-"""
+"""Copies, removals, uploads and reads by range where fsspec's filesystems do not do what one expects."""
 
 from __future__ import annotations
 

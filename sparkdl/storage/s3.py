@@ -1,17 +1,4 @@
-"""One way to S3 for three clients: Spark's own (S3A), fsspec's (s3fs) and delta-rs.
-
-Enters: what each is told, in its own words. Leaves: an ``S3Access``, which says the same in the words of the others;
-neither a session nor a network is touched.
-
-Who says something first is heard, for each of three things as a whole: where the store is (endpoint and addressing),
-its region, and who asks (keys, a profile, nobody).
-
-1. Options that are given with an address: ``Table(storage_options=...)``, ``Storage.of(uri, options)``.
-2. fsspec's configuration: ``fsspec.config.conf["s3"]``, its files, its ``FSSPEC_S3_*`` variables.
-3. The environment: ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``.
-4. ``fs.s3a.bucket.NAME.*``, then ``fs.s3a.*`` of the session, with the meaning that Hadoop's documentation gives them.
-5. Where nobody does, what the clients find by themselves: AWS's files, the role of a container or an instance.
-"""
+"""One way to S3 for three clients: Spark's own (S3A), fsspec's (s3fs) and delta-rs."""
 
 from __future__ import annotations
 
@@ -59,6 +46,16 @@ def bucket_of(uri: str) -> str:
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class S3Access:
     """How a bucket is reached; empty where nothing is said.
+
+    It says the same in the words of each client; neither a session nor a network is touched. Who says something first
+    is heard, for each of three things as a whole: where the store is (endpoint and addressing), its region, and who
+    asks (keys, a profile, nobody).
+
+    1. Options that are given with an address: ``Table(storage_options=...)``, ``Storage.of(uri, options)``.
+    2. fsspec's configuration: ``fsspec.config.conf["s3"]``, its files, its ``FSSPEC_S3_*`` variables.
+    3. The environment: ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``.
+    4. ``fs.s3a.bucket.NAME.*``, then ``fs.s3a.*`` of the session, with the meaning that Hadoop's documentation gives.
+    5. Where nobody does, what the clients find by themselves: AWS's files, the role of a container or an instance.
 
     Attributes:
         endpoint: URL of the store; AWS's own where it is empty.

@@ -1,9 +1,4 @@
-"""What the Spark session of this process says of addresses: what a plain path means, how HDFS and S3 are reached.
-
-Enters: a path without a scheme. Leaves: the whole address that Spark would take for it, and the Hadoop settings that
-clients of HDFS and S3 need. No pyspark is imported: a process that has not imported it has no session, and a plain path
-means this machine, unless somebody lends it what the session to come will say (``configured_on_disk``).
-"""
+"""What the Spark session of this process says of addresses: plain paths, and the way to HDFS and S3."""
 
 from __future__ import annotations
 
@@ -43,6 +38,9 @@ def default_filesystem() -> str:
 
     For the disk of a Spark Connect server's machine ``file://`` and its host; empty where that cannot be told. Without
     a session, what was lent for the one to come.
+
+    No pyspark is imported: a process that has not imported it has no session, and a plain path means this machine,
+    unless somebody lends it what the session to come will say (``configured_on_disk``).
     """
     context = _context()
     if context is not None:

@@ -1,7 +1,4 @@
-"""What is known of a file: its name and size in a directory, whether all of it came.
-
-Enters: what a filesystem says of a file. Leaves: an ``Entry``, or the same bytes once their number is right.
-"""
+"""Names and sizes of files, and whether all bytes of one came."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""One range of addresses in which every block of a shard set has a place, so that any row is one number.
-
-Enters: files of this machine. Leaves: their bytes as parts of one flat array that is mapped, not read: pages are loaded
-on first touch, belong to the page cache, and are shared by all ranks of the host. Gathering rows of many files then is
-a single indexed copy, with no copy into a buffer of blocks before it.
-
-The range is reserved first (``mmap`` without access costs neither memory nor swap), then files are mapped over parts of
-it. Python's ``mmap`` cannot choose an address, hence ctypes.
-"""
+"""One range of addresses in which every block of a shard set has a place: any row is one number."""
 
 from __future__ import annotations
 
@@ -30,6 +22,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def _libc() -> Any:
+    """The C library: Python's ``mmap`` cannot choose an address."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -91,6 +84,11 @@ class _Range:
 
 class AddressSpace:
     """A flat, read-only array of ``size`` bytes over which files are mapped.
+
+    Files are mapped, not read: pages are loaded on first touch, belong to the page cache, and are shared by all ranks
+    of the host. Gathering rows of many files then is a single indexed copy, with no copy into a buffer of blocks before
+    it. The range is reserved first (``mmap`` without access costs neither memory nor swap), then files are mapped over
+    parts of it.
 
     Args:
         size: bytes to reserve; a little more is reserved behind them, so that a gather of a few rows more than there

@@ -1,12 +1,4 @@
-"""Where the rows of every block lie in memory, found out and checked on first touch.
-
-Enters: a manifest and its files. Leaves: for every tensor, the place of its first element in each block, counted in
-elements from the start of one ``AddressSpace``; with it, any row of the set is one index.
-
-Uncompressed Arrow files of this machine are mapped where they lie (``mapped.MappedBlocks``); all else goes through
-the host's cache (``remote.CachedBlocks``). Bytes that were checked once are checked again when they may have changed:
-when an epoch begins and when it ends.
-"""
+"""The places of every block's rows in memory, found out and checked on first touch."""
 
 from __future__ import annotations
 
@@ -36,6 +28,11 @@ _PADDING = 64  # a writer may pad a buffer up to here
 
 class Blocks(ABC):
     """The blocks of one shard set in memory.
+
+    For every tensor it has the place of its first element in each block, counted in elements from the start of one
+    ``AddressSpace``; with it, any row of the set is one index. Uncompressed Arrow files of this machine are mapped
+    where they lie (``mapped.MappedBlocks``); all else goes through the host's cache (``cached.CachedBlocks``). Bytes
+    that were checked once are checked again when they may have changed: when an epoch begins and when it ends.
 
     Args:
         manifest: of the set.

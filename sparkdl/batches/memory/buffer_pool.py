@@ -1,9 +1,4 @@
-"""Memory that batches are gathered into, used again as soon as nobody looks at it.
-
-Whoever asks for so many bytes gets a byte tensor. Fresh memory costs a page fault every 4 KiB, several times the
-copy itself, so buffers go round; but a buffer never goes round while any tensor, view or array of it is alive: each
-hand-out wraps the same numpy array in a storage of its own, and the array's reference count tells when all are gone.
-"""
+"""Memory that batches are gathered into, used again as soon as nobody looks at it."""
 
 from __future__ import annotations
 
@@ -19,6 +14,11 @@ _LEAST = 4096
 
 class BufferRing:
     """Reusable buffers, by size in powers of two.
+
+    Whoever asks for so many bytes gets a byte tensor. Fresh memory costs a page fault every 4 KiB, several times the
+    copy itself, so buffers go round; but a buffer never goes round while any tensor, view or array of it is alive: each
+    hand-out wraps the same numpy array in a storage of its own, and the array's reference count tells when all are
+    gone.
 
     Args:
         keep_bytes: buffers beyond this many bytes are not kept for reuse.

@@ -1,12 +1,4 @@
-"""Blocks that cannot be mapped where they lie, kept on the local disk: fetched and decompressed once per host.
-
-Enters: a key and a function that makes the bytes. Leaves: an open file that holds them.
-
-All processes of a host share one folder. A block is one file, written under a temporary name and renamed, so that a
-reader sees it whole or not at all, whoever is killed when; it ends with its own hash, since a rename may outlive its
-bytes when the machine itself dies. The bound is kept under one lock file: the least recently used files go first, and
-whoever has one mapped keeps its bytes until he lets go.
-"""
+"""The host's cache on the local disk, of blocks that cannot be mapped where they lie."""
 
 from __future__ import annotations
 
@@ -43,6 +35,11 @@ def default_folder() -> Path:
 
 class BlockCache:
     """A bounded folder of blocks.
+
+    A block is fetched and decompressed once per host: all its processes share one folder. A block is one file, written
+    under a temporary name and renamed, so that a reader sees it whole or not at all, whoever is killed when; it ends
+    with its own hash, since a rename may outlive its bytes when the machine itself dies. The bound is kept under one
+    lock file: the least recently used files go first, and whoever has one mapped keeps its bytes until he lets go.
 
     Args:
         folder: made if it is missing, for this user alone.

@@ -1,7 +1,4 @@
-"""Blocks that cannot be mapped where they lie: fetched, checked and decoded into the host's cache, mapped from there.
-
-Enters: a manifest whose shards are remote, compressed or Parquet. Leaves: ``Blocks`` like those of local Arrow files.
-"""
+"""Remote, compressed and Parquet blocks: fetched, checked and decoded into the host's cache, mapped from there."""
 
 from __future__ import annotations
 

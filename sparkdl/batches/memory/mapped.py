@@ -1,7 +1,4 @@
-"""Uncompressed Arrow files of this machine, mapped where they lie.
-
-Enters: a manifest and the folder of its set. Leaves: ``Blocks`` that cost no copy and that the ranks of a host share.
-"""
+"""Uncompressed Arrow files of this machine, mapped where they lie."""
 
 from __future__ import annotations
 
@@ -32,6 +29,8 @@ class _FileState(NamedTuple):
 
 class MappedBlocks(Blocks):
     """The blocks of files of this machine.
+
+    They cost no copy, and the ranks of a host share them.
 
     A file is looked at when an epoch begins and when it ends: one that was written to or replaced since has its blocks
     checked again. Damage that leaves a file's times alone, as that of a failing disk does, is found by

@@ -1,9 +1,4 @@
-"""Which rows of its lanes a rank takes for some steps, and where in the batch they go: worked out once, then moved on.
-
-Enters: the cut of an epoch into steps. Leaves: a ``Pattern`` for any range of steps.
-
-Steps of equal size that begin at the same lane take the same rows but for how far the lanes are along, in every epoch.
-"""
+"""The rows of its lanes that a rank takes for some steps, and their places in the batch."""
 
 from __future__ import annotations
 
@@ -57,6 +52,9 @@ class Pattern:
 
 class Patterns:
     """The patterns of one rank.
+
+    Steps of equal size that begin at the same lane take the same rows but for how far the lanes are along, in every
+    epoch: a pattern is worked out once, then moved on.
 
     Args:
         steps: the cut of an epoch.

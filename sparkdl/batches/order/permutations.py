@@ -1,7 +1,4 @@
-"""Permutations that a key decides, the same on every machine, fast enough to be made anew for every row of every epoch.
-
-Enters: sizes and keys. Leaves: permutations.
-"""
+"""Permutations that a key decides, the same on every machine, made anew for every row of every epoch."""
 
 from __future__ import annotations
 

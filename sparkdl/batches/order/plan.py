@@ -1,21 +1,4 @@
-"""Which rows make up which step, on which rank: pure arithmetic over plain counts, without torch, pyarrow or a disk.
-
-Enters: the rows of every block of a shard set, a seed, an epoch, a global batch size, a world size.
-Leaves: the order of the epoch (``Order``), its cut into steps and ranks (``Steps``), and their product (``segments``).
-
-How an epoch is ordered::
-
-    blocks          permuted over the whole set by (seed, epoch), laid end to end, cut into ``lanes`` equal lanes
-    lane            cut into windows of ``window`` rows, each permuted by (seed, epoch, number of the window, lane)
-    position p      is row ``p // lanes`` of lane ``p % lanes``: a step takes from every lane in turn
-    step k          is the positions ``[k * global_batch, (k + 1) * global_batch)``
-    rank r          takes a contiguous slice of the step, its rows sorted by lane
-
-The rows of a step therefore depend on nothing but the block counts, the seed, the epoch and the global batch: not on
-the world size. And a rank reads only the lanes of its slice, about ``1 / world size`` of the bytes, as long as there
-are at least as many lanes as ranks; with more ranks than lanes the batches stay the same, and neighbouring ranks share
-a lane.
-"""
+"""The rows of each step on each rank: pure arithmetic over plain counts, without torch, pyarrow or a disk."""
 
 from __future__ import annotations
 
@@ -57,6 +40,19 @@ def choose_lanes(num_blocks: int, pool_blocks: int) -> int:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
     """The order of one epoch: a bijection between positions and (block, row of the block).
+
+    How an epoch is ordered, cut into steps (``Steps``), and dealt to ranks (``segments``)::
+
+        blocks          permuted over the whole set by (seed, epoch), laid end to end, cut into ``lanes`` equal lanes
+        lane            cut into windows of ``window`` rows, each permuted by (seed, epoch, number of the window, lane)
+        position p      is row ``p // lanes`` of lane ``p % lanes``: a step takes from every lane in turn
+        step k          is the positions ``[k * global_batch, (k + 1) * global_batch)``
+        rank r          takes a contiguous slice of the step, its rows sorted by lane
+
+    The rows of a step therefore depend on nothing but the block counts, the seed, the epoch and the global batch: not
+    on the world size. And a rank reads only the lanes of its slice, about ``1 / world size`` of the bytes, as long as
+    there are at least as many lanes as ranks; with more ranks than lanes the batches stay the same, and neighbouring
+    ranks share a lane.
 
     Attributes:
         block_rows: rows of every block, in file order, ``(blocks,)``.

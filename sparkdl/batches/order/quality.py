@@ -1,7 +1,4 @@
-"""How well an order is shuffled, as numbers that can be compared between readers.
-
-``ShuffleQuality`` sees where rows lay in the files, ``content_excess`` what they hold.
-"""
+"""The quality of a shuffle, as numbers that can be compared between readers."""
 
 from __future__ import annotations
 
@@ -19,6 +16,8 @@ _SAMPLED_BLOCKS = 32
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShuffleQuality:
     """How far an order is from a uniform shuffle of all rows.
+
+    It sees where rows lay in the files; ``content_excess`` sees what they hold.
 
     Attributes:
         distance: mean of ``|position in training order - position in the files|``, as a fraction of the rows; 0 without

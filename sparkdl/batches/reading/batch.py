@@ -1,8 +1,4 @@
-"""One rank's part of one global batch.
-
-Enters: tensors that share their first dimension. Leaves: a dict of them that also knows its place in the epoch and its
-weight in the mean.
-"""
+"""One rank's part of one global batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an epoch will be, told before anything runs.
-
-Enters: a manifest, its geometry, an order and its cut into steps. Leaves: an ``Explanation`` that prints as a table.
-"""
+"""The size of an epoch, its steps and its memory, told before anything runs."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Rows to tensors: one indexed copy per tensor, without a loop over rows and without a copy before it.
-
-Enters: (block, row) of every wanted row, and the places of the tensors in the address space. Leaves: torch tensors.
-
-A row of ``n`` elements may start at any element of the address space. So that is seen as a matrix whose row ``i`` is
-the ``n`` elements from element ``i`` on (stride 1: its rows overlap), and ``index_select`` on that matrix gathers rows
-of any blocks and files at the speed of the memory, in parallel threads, without the interpreter's lock.
-
-Ragged rows are gathered the same way, with the longest row's length as ``n``; what lies behind a shorter row is then
-overwritten by the padding. Where that would move four times the bytes, elements are gathered one by one instead.
-"""
+"""Rows to tensors: one indexed copy per tensor, without a loop over rows and without a copy before it."""
 
 from __future__ import annotations
 
@@ -51,7 +41,13 @@ def valid_name(name: str) -> str:
 
 
 class Views:
-    """The address space as torch tensors of every dtype and row length."""
+    """The address space as torch tensors of every dtype and row length.
+
+    A row of ``n`` elements may start at any element of the address space. So that is seen as a matrix whose row ``i``
+    is the ``n`` elements from element ``i`` on (stride 1: its rows overlap), and ``index_select`` on that matrix
+    gathers rows of any blocks and files at the speed of the memory, in parallel threads, without the interpreter's
+    lock.
+    """
 
     def __init__(self, space: AddressSpace) -> None:
         self._space = space
@@ -136,7 +132,11 @@ class Fixed:
 
 
 class RaggedColumn:
-    """A tensor whose rows differ in length, padded or as a jagged nested tensor."""
+    """A tensor whose rows differ in length, padded or as a jagged nested tensor.
+
+    Rows are gathered like even ones, with the longest row's length as ``n``; what lies behind a shorter row is then
+    overwritten by the padding. Where that would move four times the bytes, elements are gathered one by one instead.
+    """
 
     def __init__(self, spec: TensorSpec, blocks: Blocks, views: Views, config: LoaderConfig) -> None:
         self.spec = spec

@@ -1,7 +1,4 @@
-"""Sizes and counts of a shard set that reading is planned from.
-
-Enters: a manifest and the reader's settings. Leaves: the shape of the shuffle (lanes, window) and of the buffers.
-"""
+"""Sizes and counts of a shard set that reading is planned from."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Stage 2 of 6: shards to batches, at memory speed, in an order that never depends on the world size.
-
-Enters: the URI of a shard set, a world, a batch size. Leaves: an iterable of ``Batch``, shaped like torch's DataLoader.
-
-What is held fixed across world sizes is the *global* batch: ``batch_size`` counts rows per rank and step, as Horovod's
-does, so the global batch is ``batch_size * world.size``; give ``global_batch_size`` instead to keep step ``k`` the same
-rows on any number of ranks. A restored state keeps its global batch on any world size.
-"""
+"""The loader: shards to batches, at memory speed, in an order that never depends on the world size."""
 
 from __future__ import annotations
 
@@ -184,6 +177,10 @@ class ShardLoader:
 
     Tensors are views of buffers that are reused, but never while any tensor of them is alive: a batch may be kept, it
     then keeps its buffer.
+
+    What is held fixed across world sizes is the *global* batch: ``batch_size`` counts rows per rank and step, as
+    Horovod's does, so the global batch is ``batch_size * world.size``; give ``global_batch_size`` instead to keep step
+    ``k`` the same rows on any number of ranks. A restored state keeps its global batch on any world size.
 
     Attributes:
         dataset: what is read.

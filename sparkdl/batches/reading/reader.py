@@ -1,17 +1,4 @@
-"""The pipeline of one epoch on one rank: index batches number rows, chunks gather them ahead.
-
-Enters: the order, the cut into steps, the blocks, the columns. Leaves: for every step, in order, its tensors.
-
-A *window* is a part of one lane, shuffled (``windows.py``). An *index batch* is many steps whose rows are found
-together in the windows of the lanes that the rank reads. A *chunk* is as many steps of an index batch as fill a buffer.
-All three are made by tasks of a few threads, submitted by the consumer's own calls: windows before the index batches
-that need them, and these before their chunks, so that a task may wait for what it needs without ever blocking it. What
-is submitted is bounded, what fails reaches the consumer, and closing leaves no thread behind.
-
-Every call into numpy or torch that hands the interpreter's lock over costs as much as gathering hundreds of rows, for
-the other threads want it, too. So index batches and chunks are large; only the first ones are small, for the first
-batch to be there soon.
-"""
+"""The reading of one epoch on one rank: index batches number rows, chunks gather them ahead."""
 
 from __future__ import annotations
 
@@ -79,6 +66,16 @@ def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
 
 class Reader:
     """Iterates the tensors of the steps ``first_step, ...`` of one epoch on one rank.
+
+    A *window* is a part of one lane, shuffled (``windows.py``). An *index batch* is many steps whose rows are found
+    together in the windows of the lanes that the rank reads. A *chunk* is as many steps of an index batch as fill a
+    buffer. All three are made by tasks of a few threads, submitted by the consumer's own calls: windows before the
+    index batches that need them, and these before their chunks, so that a task may wait for what it needs without ever
+    blocking it. What is submitted is bounded, what fails reaches the consumer, and closing leaves no thread behind.
+
+    Every call into numpy or torch that hands the interpreter's lock over costs as much as gathering hundreds of rows,
+    for the other threads want it, too. So index batches and chunks are large; only the first ones are small, for the
+    first batch to be there soon.
 
     Args:
         blocks: of the set.

@@ -1,10 +1,4 @@
-"""Windows of lanes on their way into memory: their blocks are fetched and checked, their rows shuffled.
-
-Enters: the lanes and rows that are about to be read. Leaves: the rows of each window in training order, as futures.
-
-The windows of neighbouring lanes are made ready by one task, a *group*: every call into numpy that hands the
-interpreter's lock over costs as much as shuffling a thousand rows, so a few large calls are made, not many small ones.
-"""
+"""Windows of lanes on their way into memory: their blocks are fetched and checked, their rows shuffled."""
 
 from __future__ import annotations
 
@@ -50,6 +44,10 @@ class Part:
 
 class Windows:
     """The windows that one reader has in use.
+
+    The windows of neighbouring lanes are made ready by one task, a *group*: every call into numpy that hands the
+    interpreter's lock over costs as much as shuffling a thousand rows, so a few large calls are made, not many small
+    ones.
 
     Args:
         blocks: of the set.
