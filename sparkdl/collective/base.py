@@ -77,11 +77,16 @@ class GradientSync(Protocol):
         """Give all ranks the state and the hyperparameters of rank 0's optimizer; every rank calls it."""
         ...
 
-    def synchronize(self) -> None:
+    def synchronize(self, weight: float = 1.0) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks of the local sums.
 
         A parameter without a gradient on some ranks counts as zero there; without one on every rank it stays None.
         Every ``param.grad`` then has memory of its own: what changes gradients in place changes each of them once.
+
+        Args:
+            weight: what the gradients of this rank's own rows have been multiplied by, for the mean to be that of the
+                global batch: its share of the rows times the ranks, 0 without any. The mean needs no more; Adasum,
+                which is none, joins the gradients divided by it.
         """
         ...
 

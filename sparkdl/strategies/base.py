@@ -140,6 +140,7 @@ class Strategy(ABC):
         self.collective, self.config = collective, config
         self.data_rank, self.data_size = collective.world.rank, collective.world.size
         self._built: tuple[set[torch.nn.Parameter], set[torch.nn.Parameter]] | None = None
+        self._weighted_rows, self._global_rows = 0.0, 0  # of the batches behind the gradients that wait
 
     def counts_rows(self) -> bool:
         """Whether metrics and sums take in this rank's rows; every rank calls it.
@@ -163,6 +164,11 @@ class Strategy(ABC):
     def carried_by(self) -> str:
         """What carries the gradients, as logs and records say it."""
         return self.gradients.carried_by
+
+    @property
+    def averages(self) -> bool:
+        """Whether a step's gradient is the mean of those of the ranks; Adasum joins them otherwise."""
+        return self.config.sync.compression != "adasum" or self.collective.world.size == 1
 
     @abstractmethod
     def build(
@@ -188,6 +194,8 @@ class Strategy(ABC):
             the model's outputs, None where there is no row.
         """
         outputs = None
+        self._weighted_rows += batch.weight * batch.global_rows
+        self._global_rows += batch.global_rows
         if batch.rows:
             loss, outputs = objective(self.net, batch)  # forward, and the loss weighted by this rank's rows
             if last:
@@ -218,12 +226,19 @@ class Strategy(ABC):
             trained = {*self.model.parameters(), *self.parameters()}
             torch.autograd.grad(loss, [p for p in trained if p.requires_grad], allow_unused=True)
 
-    def exchange(self) -> None:
+    def exchange(self, weight: float | None = None) -> None:
         """Wait until the gradients of this step are those of the global batch.
 
         ``step`` calls it with the last batch; the trainer does where no last one follows.
+
+        Args:
+            weight: of this rank in the global batch, see ``GradientSync.synchronize``; None is that of the batches
+                which ``step`` had.
         """
-        self.gradients.synchronize()
+        if weight is None:
+            weight = self._weighted_rows / self._global_rows if self._global_rows else 1.0
+        self._weighted_rows, self._global_rows = 0.0, 0
+        self.gradients.synchronize(weight)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that the optimizer steps."""

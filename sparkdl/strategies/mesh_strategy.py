@@ -316,7 +316,7 @@ class MeshStrategy(Strategy):
                 contexts.enter_context(stand_in(self.model))
             yield
 
-    def exchange(self) -> None:
+    def exchange(self, weight: float | None = None) -> None:
         """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own.
 
         Where the optimizer steps parts, they have the gradients then, and the model's own parameters have none.

@@ -69,7 +69,6 @@ class OwnStep:
         self._strategy, self._objective, self._rate, self._run = strategy, objective, rate, run
         self._optimizer = optimizer = strategy.optimizer
         self._precision, self._max_norm = config.precision, config.max_grad_norm
-        self._averages = config.sync.compression != "adasum" or run.world.size == 1
         self._device = torch.device(run.world.device)
         self._hooked: set[torch.nn.Parameter] = set()
         self._auxiliary = AuxiliaryLoss()
@@ -171,7 +170,7 @@ class OwnStep:
         """Called by autograd before it adds to a ``param.grad``."""
         if not self._queued:
             self._queued = True
-            if self._exchanged and not self._averages:
+            if self._exchanged and not self._strategy.averages:
                 self._check_none_waits()
             torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
         assert self._batch is not None
@@ -194,8 +193,9 @@ class OwnStep:
             )
 
     def _pass_ended(self) -> None:
+        assert self._batch is not None
         self._queued = False
-        self._strategy.exchange()
+        self._strategy.exchange(self._batch.weight)
         self._exchanged = self.pending = True
 
     def _synchronize(self) -> None:
@@ -209,7 +209,7 @@ class OwnStep:
                 if parameter.grad is not None and weight != 1.0:
                     # Gradients of the step before, which are equal on all ranks, come out of this as they were.
                     parameter.grad = parameter.grad * weight if weight else torch.zeros_like(parameter.grad)
-        self._strategy.exchange()
+        self._strategy.exchange(weight)
         self._exchanged = True
 
     # --- steps --------------------------------------------------------------------------------------------------

@@ -156,7 +156,9 @@ class _Trainer:
         self.objective = None
         if task.train_step is None:
             bounds = {"bounds": train.bounds} if hasattr(train, "bounds") else {}
-            self.objective = Objective(task, self.device, strategy.data_size, self._sum_of_rows, **bounds)
+            self.objective = Objective(
+                task, self.device, strategy.data_size, self._sum_of_rows, averages=strategy.averages, **bounds
+            )
         self.place = Placement(self.device, config.channels_last)
         self.loss = BatchLoss(task, self.objective, config.precision, self.device)
         self.own_step: OwnStep | None = None

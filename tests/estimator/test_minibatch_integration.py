@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from torch import nn
 
@@ -50,6 +51,35 @@ def test_horovods_own_function_with_two_passes_fits_the_model_that_none_fits(spa
     for mine, theirs in zip(found.getModel().parameters(), wanted.getModel().parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
     assert np.allclose(found.history["val_loss"], wanted.history["val_loss"], atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [None, horovods_own])
+def test_adasum_steps_by_a_last_row_as_far_as_one_rank_does(spark, function):
+    """Of three equal rows, in batches of two, one of the two ranks has none of the last batch."""
+    frame = spark.createDataFrame(pd.DataFrame([[1.0, -2.0, 0.5, 3.0]] * 3, columns=list("abcy"), dtype="float32"))
+
+    def fitted(ranks):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        estimator = TorchEstimator(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+            loss=nn.MSELoss(),
+            feature_cols=list("abc"),
+            label_cols=["y"],
+            batch_size=2 // ranks,
+            num_proc=ranks,
+            epochs=3,
+            gradient_compression="adasum",
+            train_minibatch_fn=function,
+            verbose=0,
+        )
+        return estimator.fit(frame)
+
+    both, alone = fitted(2), fitted(1)
+    for mine, theirs in zip(both.getModel().parameters(), alone.getModel().parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    assert np.allclose(both.history["loss"], alone.history["loss"], rtol=1e-5)
 
 
 def with_closure(model, optimizer, transform_outputs, loss_fn, inputs, labels, weights):

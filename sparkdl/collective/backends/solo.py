@@ -46,7 +46,7 @@ class LocalGradients:
         """Nothing is exchanged on the way."""
         return nullcontext()
 
-    def synchronize(self) -> None:
+    def synchronize(self, weight: float = 1.0) -> None:
         """Give each gradient memory of its own."""
         separate(self._params)
 

@@ -40,8 +40,12 @@ class Carrier(Protocol):
         """Fill ``bucket`` and send it; buckets leave in the same order on every rank."""
         ...
 
-    def receive(self, buckets: Sequence[Bucket]) -> None:
+    def receive(self, buckets: Sequence[Bucket], weight: float = 1.0) -> None:
         """Return once each bucket's ``flat`` holds the mean over all ranks.
+
+        Args:
+            buckets: all that were sent.
+            weight: of this rank in that mean, which its gradients have been multiplied by; see ``GradientSync``.
 
         Raises:
             ClusterError: another rank vanished, or did not take part within the timeout.
@@ -90,7 +94,7 @@ class AllReduceCarrier:
             bucket.wire /= self._ranks.world.size  # before the sum, lest it overflow 16 bits
         self._pending.append(self._ranks.start_all_reduce(bucket.wire, "sum", key))
 
-    def receive(self, buckets: Sequence[Bucket]) -> None:
+    def receive(self, buckets: Sequence[Bucket], weight: float = 1.0) -> None:
         """Wait for the sums, and make means of them."""
         pending, self._pending = self._pending, []
         for bucket, work in zip(buckets, pending, strict=True):

@@ -50,7 +50,7 @@ class LossyCarrier(ABC):
         bucket.fill()
 
     @torch.no_grad()
-    def receive(self, buckets: Sequence[Bucket]) -> None:
+    def receive(self, buckets: Sequence[Bucket], weight: float = 1.0) -> None:
         """Tell which gradients there are on any rank, and exchange these; others keep their residuals."""
         for bucket in buckets:
             flags = bucket.flat[bucket.flat.numel() - len(bucket.params) :]
@@ -186,13 +186,33 @@ class AdasumCarrier(LossyCarrier):
 
     Pairs of ranks are joined, then pairs of pairs; a rank that is left over waits for the next round. Every rank gets
     every gradient: ``ranks - 1`` times the bytes of one, where a ring sends twice them.
+
+    What a rank gives is the mean gradient of its own rows of the step, however many they are, as with Horovod: its part
+    of the global batch's mean is divided by its weight first, and a rank without rows is left out of the tree. So a
+    last batch of k rows makes the step of k ranks, and one of a single row that of plain SGD. Batches that are
+    accumulated are one of all their rows. Where a loss divides by other than its rows, as by sample weights, each rank
+    does by its own (``train.objective.loss``); one whose rows count nothing has zeros, which add nothing.
     """
+
+    _weight = 1.0
+
+    def receive(self, buckets: Sequence[Bucket], weight: float = 1.0) -> None:
+        """Join the gradients of the ranks whose ``weight`` is not 0, each divided by its own."""
+        self._weight = weight
+        super().receive(buckets)
 
     def exchange(self, parts: Parts) -> None:
         """Join each parameter's gradients by itself."""
         flat = torch.cat([gradient.reshape(-1) for _, gradient in parts])
+        if self._weight not in (0.0, 1.0):
+            flat /= self._weight
         sizes = [gradient.numel() for _, gradient in parts]
-        gathered = [torch.split(numbers, sizes) for numbers in self._ranks.gather_rows(flat)]
+        has_rows = flat.new_tensor([self._weight != 0.0])
+        gathered = [
+            torch.split(numbers[:-1], sizes)
+            for numbers in self._ranks.gather_rows(torch.cat([flat, has_rows]))
+            if numbers[-1]
+        ]
         for (_, gradient), *by_rank in zip(parts, *gathered, strict=True):
             gradient.copy_(_adasum([tensor.view(gradient.shape) for tensor in by_rank]))
 

@@ -123,8 +123,8 @@ class Reducer:
         with torch.no_grad():
             share_optimizer(self._ranks, self._optimizer)
 
-    def synchronize(self) -> None:
-        """Wait until every ``param.grad`` holds the mean over all ranks."""
+    def synchronize(self, weight: float = 1.0) -> None:
+        """Wait until every ``param.grad`` holds the mean over all ranks, or what Adasum makes of them."""
         if self._next_layout is not None:
             self._lay_out_anew()
         self._adopt_unfrozen()
@@ -132,7 +132,7 @@ class Reducer:
             self._launch(bucket)
         if self._sparse:
             average_sparse(self._ranks, [p for p in self._params if p in self._sparse], self._wire_dtype)
-        self._carrier.receive(self._buckets)
+        self._carrier.receive(self._buckets, weight)
         for bucket in self._buckets:
             bucket.publish()
         self._reset()

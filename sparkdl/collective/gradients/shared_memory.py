@@ -101,7 +101,7 @@ class SharedMemoryCarrier:
         self._await_copies()
         bucket.fill()
 
-    def receive(self, buckets: Sequence[Bucket]) -> None:
+    def receive(self, buckets: Sequence[Bucket], weight: float = 1.0) -> None:
         """Sum this rank's part of every bucket, and copy the means."""
         mesh = self._mesh
         self._await_copies()

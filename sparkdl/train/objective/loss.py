@@ -6,7 +6,8 @@ counts that may be added up over batches and ranks.
 
 A loss that divides by something other than its rows (sample weights, class weights, labels that are not ignored) is
 computed as a sum, and divided by the sum of the divisors of all ranks. A global batch in which nothing counts has the
-loss 0 and no gradient, where torch's own mean would be 0/0.
+loss 0 and no gradient, where torch's own mean would be 0/0. Where gradients are not joined by their mean, the gradient
+alone is another one: the local mean's, by this rank's own divisor, times the weight of its rows.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ class Objective:
         device: where the losses compute.
         data_size: number of parts of a global batch.
         reduce: sums a tensor over the parts; called once a batch, and only if a loss has divisors of its own.
+        averages: whether the mean over the ranks is taken of the gradients, too; Adasum takes another one.
         bounds: of the tensors to train on, equal on all ranks. Where they show that no label is ignored, a loss over
             classes needs no exchange.
     """
 
     def __init__(
-        self, task: Task, device: torch.device, data_size: int, reduce: Reduce, bounds: Bounds = _unknown
+        self,
+        task: Task,
+        device: torch.device,
+        data_size: int,
+        reduce: Reduce,
+        bounds: Bounds = _unknown,
+        *,
+        averages: bool = True,
     ) -> None:
         self.labels = tuple(task.labels)
         names = self.labels or ("",)
@@ -62,6 +71,7 @@ class Objective:
         self._sample_weight = task.sample_weight
         self._data_size = data_size
         self._reduce = reduce
+        self._averages = averages
         self._device = device
         self._without_divisor = torch.zeros((), dtype=torch.int64, device=device)
         for output_loss in self.output_losses:
@@ -115,8 +125,14 @@ class Objective:
     def _total(self, outputs: Any, batch: BatchLike, rows: float, others: float) -> torch.Tensor:
         """All outputs together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
         terms = self._terms(outputs, batch, whole=self._data_size == 1)
-        divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
-        return self._added_up(terms, divisors, rows, others)
+        own = [divisor for _, divisor in terms if divisor is not None]
+        loss = self._added_up(terms, self._global_divisors(own), rows, others)
+        if self._averages or not own:
+            return loss
+        local = torch.stack([divisor.detach().double().reshape(()) for divisor in own])
+        local = local.masked_fill(local == 0, 1.0) * (self._data_size * others / rows)  # for the local mean times rows
+        joined = self._added_up(terms, local, rows, others)
+        return loss.detach() + (joined - joined.detach())
 
     def _added_up(
         self,

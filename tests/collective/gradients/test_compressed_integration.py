@@ -32,19 +32,20 @@ class TwoWays(torch.nn.Module):
         self.always, self.sometimes = torch.nn.Linear(12, 9), torch.nn.Linear(12, 9)
 
 
-def exchanged(compression, gradients_of, world, collective):
+def exchanged(compression, gradients_of, world, collective, weight=1.0):
     """What each step's gradients became, by parameter, and what was not sent in the end.
 
     Args:
         gradients_of: of a rank and a step: a gradient, or None, for each parameter.
+        weight: what each of them is multiplied by.
     """
     model = TwoWays().double()
     sync = collective.wrap(model, torch.optim.SGD(model.parameters(), lr=1.0), SyncConfig(compression=compression))
     became = []
     for step in range(STEPS):
         for parameter, gradient in zip(model.parameters(), gradients_of(world.rank, step), strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        sync.synchronize()
+            parameter.grad = None if gradient is None else gradient * weight
+        sync.synchronize(weight)
         became.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
     residuals = sync.rank_state().get("residuals", {})
     residuals = [
@@ -84,6 +85,7 @@ def on_a_rank(folder, backend, world):
     results |= {(text, "gaps"): run(text, functools.partial(noise, without=(1, 4, 5))) for text in LOSSY}
     results |= {(text, "alike"): run(text, alike) for text in ("powersgd(rank=1)", "adasum")}
     results["adasum", "across"] = run("adasum", across)
+    results["adasum", "weights"] = run("adasum", noise, weight=4.0 if world.rank else 0.0)
     if folder:
         for text in LOSSY:
             trained(text, world, collective, f"{folder}/{text}", max_steps=10)
@@ -186,6 +188,29 @@ def test_adasum_averages_what_agrees_and_adds_what_is_orthogonal(together, size)
         torch.testing.assert_close(rank["adasum", "alike"][0][0], alike(0, 0), rtol=1e-12, atol=1e-12)
         wanted = [sum(parts) for parts in zip(*(across(other, 0) for other in range(size)), strict=True)]
         torch.testing.assert_close(rank["adasum", "across"][0][0], wanted, rtol=1e-12, atol=1e-12)
+
+
+def adasum(first, second):
+    """Of two ranks (Maleki et al., MLSys 2021)."""
+    dot, squares = torch.sum(first * second), (torch.sum(first * first), torch.sum(second * second))
+    return (1 - dot / (2 * squares[0])) * first + (1 - dot / (2 * squares[1])) * second
+
+
+def test_adasum_of_ranks_of_equal_weight_is_its_formula_bit_for_bit(together):
+    for rank in together(2):
+        for step, became in enumerate(rank["adasum", "noise"][0]):
+            wanted = map(adasum, noise(0, step), noise(1, step))
+            assert all(torch.equal(a, b) for a, b in zip(became, wanted, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_adasum_divides_by_weights_and_leaves_out_ranks_of_weight_zero(together, size):
+    """Each rank's gradient is 4 times its own, as its weight says, but that of the first, which has no rows."""
+    for rank in together(size):
+        for step, became in enumerate(rank["adasum", "weights"][0]):
+            own = [noise(other, step) for other in range(1, size)]
+            wanted = own[0] if size == 2 else map(adasum, *own)
+            assert all(torch.equal(a, b) for a, b in zip(became, wanted, strict=True))
 
 
 @pytest.mark.parametrize("text", LOSSY)
