@@ -1,7 +1,6 @@
 """Rows, features and shards of a pipeline, no training: ``spark-submit jobs/etl.py --config FILE``.
 
-Enters: the command line, with the options of ``sparkdl run``. Leaves: what ``sparkdl run --until shards`` leaves, and
-its exit code; ``train.py`` goes on from there, on other machines perhaps.
+Options are those of ``sparkdl run``; ``train.py`` goes on from there, on other machines perhaps.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A pipeline from its source to predictions: ``spark-submit jobs/retrain.py --config FILE``.
 
-Enters: the command line, with the options of ``sparkdl run``. Leaves: what ``sparkdl run`` leaves, and its exit code.
+Options and exit code are those of ``sparkdl run``.
 """
 
 import sys

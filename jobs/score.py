@@ -1,7 +1,6 @@
 """The champion of a pipeline over what is new, no training: ``spark-submit jobs/score.py --config FILE``.
 
-Enters: the command line, with the options of ``sparkdl run``. Leaves: what ``sparkdl run --without-training`` leaves,
-and its exit code.
+Options and exit code are those of ``sparkdl run``.
 """
 
 import sys

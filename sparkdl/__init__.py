@@ -1,8 +1,4 @@
-"""sparkdl: from a Spark DataFrame to a trained PyTorch model and back to the lakehouse.
-
-The public names, and nothing else. Each is loaded when it is first used, so that a machine without Spark reads shards
-and trains, and a driver that only writes shards does not load torch.
-"""
+"""sparkdl: from a Spark DataFrame to a trained PyTorch model and back to the lakehouse."""
 
 from __future__ import annotations
 
@@ -77,6 +73,8 @@ _HOMES = {
 }
 
 
+# Each public name is loaded when it is first used, so that a machine without Spark reads shards and trains, and a
+# driver that only writes shards does not load torch.
 def __getattr__(name: str) -> Any:
     if name == "nn":
         return importlib.import_module("sparkdl.nn")

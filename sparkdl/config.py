@@ -1,7 +1,4 @@
-"""The settings of every stage as frozen dataclasses, validated where they are made, with units in their names.
-
-Enters: numbers and names that a user chose. Leaves: values that no stage has to check again.
-"""
+"""The settings of every stage as frozen dataclasses, validated where they are made, with units in their names."""
 
 from __future__ import annotations
 

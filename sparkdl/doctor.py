@@ -1,8 +1,4 @@
-"""What this machine has, and what really works on it.
-
-Enters: nothing but the installation. Leaves: one ``Check`` a line, the last ones proved by running a two-rank
-all-reduce through a Spark barrier stage with every backend that is installed.
-"""
+"""``sparkdl doctor``: what this machine has, and what really works on it."""
 
 from __future__ import annotations
 
@@ -51,7 +47,10 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Yield every check; the all-reduces come last, in a Spark whose JVM starts while torch is being loaded."""
+    """Yield every check; the all-reduces come last, in a Spark whose JVM starts while torch is being loaded.
+
+    They prove each installed backend by a two-rank all-reduce through a Spark barrier stage.
+    """
     yield _python()
     yield _java()
     yield _package("pyspark", SPARK_VERSIONS, "pip install 'sparkdl[spark]'")

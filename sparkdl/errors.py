@@ -1,34 +1,4 @@
-"""Every error that sparkdl raises on purpose, drawn as one tree.
-
-Enters: nothing. Leaves: exception classes that survive pickling, since most of them cross a process boundary.
-
-    SparkdlError
-    ├── ConfigError (ValueError)          a parameter or a configuration file is wrong
-    │   └── PipelineFileError             a pipeline file is wrong: tells every line that is
-    ├── SchemaError (TypeError)           a column is missing, or has a type that cannot be used
-    ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range
-    │   └── NoRowsError                   there are none
-    ├── StorageError (OSError)            a file or table cannot be read or written
-    │   ├── ConflictError                 somebody else committed first
-    │   │   └── FencedError               a later run has taken over: nothing of an earlier one is committed any more
-    │   ├── StoreUnavailableError         the store does not answer: another attempt may succeed
-    │   └── IntegrityError                a file is not as it was written: its hash, its size, a name in it
-    ├── ClusterError (RuntimeError)       ranks cannot be started or reached
-    │   ├── PreflightError                the cluster cannot run the job: refused before it starts
-    │   ├── WorldSizeError                the number of running ranks is not the number asked for
-    │   ├── LaunchTimeoutError            ranks did not start or did not end in time
-    │   ├── UnreachableError              driver and ranks lost each other: another attempt may succeed
-    │   ├── RankFailedError               a rank raised, or died: names it, its traceback and its last log lines
-    │   └── CancelledError                the user interrupted the run
-    └── TrainingError (RuntimeError)      the training itself went wrong
-        ├── NonFiniteLossError            the loss became NaN or infinite
-        ├── CheckpointError               a checkpoint is missing, damaged or does not fit
-        └── BundleError                   a published model is damaged, or cannot be rebuilt safely
-
-A message is one sentence: what is wrong, both values, and what to do. What else is known, such as the traceback of a
-rank, is an attribute, and in ``__cause__``, which Python prints above the sentence. A notebook shows the sentence, and
-the line of the user's own code.
-"""
+"""Every error that sparkdl raises on purpose: the tree is drawn at its root."""
 
 from __future__ import annotations
 
@@ -76,7 +46,35 @@ _REMOTE_LIBRARY = re.compile(r"/(site-packages|dist-packages|sparkdl|lib/python3
 
 
 class SparkdlError(Exception):
-    """The root of the tree: catch it to catch whatever sparkdl refuses or reports."""
+    """The root of the tree: catch it to catch whatever sparkdl refuses or reports.
+
+        SparkdlError
+        ├── ConfigError (ValueError)          a parameter or a configuration file is wrong
+        │   └── PipelineFileError             a pipeline file is wrong: tells every line that is
+        ├── SchemaError (TypeError)           a column is missing, or has a type that cannot be used
+        ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range
+        │   └── NoRowsError                   there are none
+        ├── StorageError (OSError)            a file or table cannot be read or written
+        │   ├── ConflictError                 somebody else committed first
+        │   │   └── FencedError               a later run has taken over: an earlier one commits nothing any more
+        │   ├── StoreUnavailableError         the store does not answer: another attempt may succeed
+        │   └── IntegrityError                a file is not as it was written: its hash, its size, a name in it
+        ├── ClusterError (RuntimeError)       ranks cannot be started or reached
+        │   ├── PreflightError                the cluster cannot run the job: refused before it starts
+        │   ├── WorldSizeError                the number of running ranks is not the number asked for
+        │   ├── LaunchTimeoutError            ranks did not start or did not end in time
+        │   ├── UnreachableError              driver and ranks lost each other: another attempt may succeed
+        │   ├── RankFailedError               a rank raised, or died: names it, its traceback and its last log lines
+        │   └── CancelledError                the user interrupted the run
+        └── TrainingError (RuntimeError)      the training itself went wrong
+            ├── NonFiniteLossError            the loss became NaN or infinite
+            ├── CheckpointError               a checkpoint is missing, damaged or does not fit
+            └── BundleError                   a published model is damaged, or cannot be rebuilt safely
+
+    A message is one sentence: what is wrong, both values, and what to do. What else is known, such as the traceback of
+    a rank, is an attribute, and in ``__cause__``, which Python prints above the sentence. A notebook shows the
+    sentence, and the line of the user's own code. Errors survive pickling, since most of them cross a process boundary.
+    """
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython and Jupyter print of an error that nobody caught: they ask for this method."""

@@ -1,8 +1,4 @@
-"""What a run says about itself: log lines, metrics and spans of every rank, as one stream of events.
-
-Enters: calls of any stage on any rank. Leaves: events at a sink. A launcher sets the sink of a rank so that events
-travel to the driver; without a launcher they are dropped, and log lines go to ``logging`` as usual.
-"""
+"""The events of a run: log lines, metrics and spans of every rank, as one stream."""
 
 from __future__ import annotations
 
@@ -28,7 +24,11 @@ _sink: Sink | None = None
 
 
 def set_sink(sink: Sink | None) -> Sink | None:
-    """Send this process's events to ``sink`` (None drops them); return the sink before."""
+    """Send this process's events to ``sink`` (None drops them); return the sink before.
+
+    A launcher sets the sink of a rank so that events travel to the driver; without a launcher they are dropped, and log
+    lines go to ``logging`` as usual.
+    """
     global _sink
     previous, _sink = _sink, sink
     return previous

@@ -1,8 +1,4 @@
-"""Whether a process that left its name in a shared folder is known to have ended.
-
-Enters: where a process counts, its number, when it began. Leaves: True only where this machine can tell. The number of
-a dead process is given to another one, and containers number their own: the other two facts tell those apart.
-"""
+"""The names that processes leave in a shared folder, and whether a process is known to have ended."""
 
 from __future__ import annotations
 
@@ -43,6 +39,9 @@ def started(process: int) -> int | None:
 
 def ended(where: str, process: int, since: int) -> bool:
     """Whether a process is known to have ended; False of other places.
+
+    The number of a dead process is given to another one, and containers number their own: the other two facts tell
+    those apart.
 
     Args:
         where: its ``place()``.

@@ -1,11 +1,4 @@
-"""The progress bar of a run, drawn on the driver from the events of its leader.
-
-Enters: events, as ``observe.emit`` sends them and a launcher delivers them. Leaves: a bar in a terminal, a table in a
-notebook, or a line every few seconds where output goes to a file.
-
-A ``Progress`` is a sink: pass it as a launcher's ``on_event``, or to ``observe.set_sink`` where training runs in this
-process.
-"""
+"""The progress bar of a run, drawn on the driver from the events of its leader."""
 
 from __future__ import annotations
 
@@ -123,6 +116,9 @@ class _Renderer(Protocol):
 
 class Progress:
     """Shows a run; a context manager and a sink of events.
+
+    It draws a bar in a terminal, a table in a notebook, or a line every few seconds where output goes to a file. Pass
+    it as a launcher's ``on_event``, or to ``observe.set_sink`` where training runs in this process.
 
     Args:
         mode: ``"terminal"``, ``"notebook"``, ``"lines"``, ``"off"``, or ``"auto"``: a notebook if this process is a

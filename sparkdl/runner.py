@@ -1,8 +1,4 @@
-"""Run a function on several ranks and get every rank's value back.
-
-Enters: a function, as one writes it for Horovod, HorovodRunner or TorchDistributor, and perhaps a DataFrame. Leaves:
-its values in rank order.
-"""
+"""``sparkdl.run``: a function on several ranks, and every rank's value back in rank order."""
 
 from __future__ import annotations
 
@@ -78,6 +74,8 @@ def run(
     **settings: Unpack[RunSettings],
 ) -> list[T]:
     """Run ``fn(*args, **kwargs)`` on ``num_proc`` ranks; return every rank's value, in rank order.
+
+    The function is one as written for Horovod, HorovodRunner or TorchDistributor.
 
     The function finds RANK, WORLD_SIZE, MASTER_ADDR, ... and Horovod's variables in its environment, and may
     call ``hvd.init()`` or ``init_process_group()`` itself: both meet at the store of this run, which only its ranks can

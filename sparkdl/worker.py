@@ -1,9 +1,4 @@
-"""What one rank executes: shards in, a trained model out.
-
-Enters: a ``RankJob``, a value that travels to every rank. Leaves: a ``RankReport`` of each rank; the leader's carries
-the weights. This is the one place where batches, collective, strategies and train meet, and it knows nothing of Spark,
-so that a machine without Java trains from the same shards.
-"""
+"""The work of one rank: shards in, a trained model out."""
 
 from __future__ import annotations
 
@@ -106,6 +101,9 @@ class RankReport:
 
 def run_rank(world: World, job: RankJob) -> RankReport:
     """Train ``job`` as rank ``world.rank``.
+
+    This is the one place where batches, collective, strategies and train meet, and it knows nothing of Spark, so that a
+    machine without Java trains from the same shards.
 
     Raises:
         SparkdlError: whatever the stages refuse; the other ranks are left without waiting for them.

@@ -1,7 +1,4 @@
-"""The topology of a run as a plain value.
-
-Enters: numbers that a launcher found out. Leaves: one frozen ``World`` that every stage can be handed.
-"""
+"""The topology of a run as a plain value."""
 
 from __future__ import annotations
 

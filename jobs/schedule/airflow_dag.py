@@ -1,20 +1,4 @@
-"""A pipeline every day, by Airflow (parsed by 3.3): put this file into the folder of DAGs, with your paths.
-
-The task calls ``sparkdl run``, and its exit codes become states of the task:
-
-    0               promoted or scored                          success
-    10, 20          nothing new; not promoted                   skipped: what follows is skipped, too
-    1, 4            refused, or an error nobody foresaw         failed; tried again it would fail again
-    2, 3, 5, 30     cluster, training, a store that did not     failed, and tried again
-                    answer, another run was at work
-    130, -9, ...    ended by a signal                           failed, and tried again: what was done is kept
-
-A task that is cleared, marked or out of time ends its run by SIGTERM and waits for it: the run leaves its record and
-gives its lease back. Should Airflow lose patience with the task, the run has its signal by then and ends all the same.
-
-Days that were missed need no catch-up by Airflow: the pipeline keeps books of its own of what is due. Nor does it
-matter if two runs meet: one of them leaves with 30.
-"""
+"""A pipeline every day, by Airflow (parsed by 3.3): put this file into the folder of DAGs, with your paths."""
 
 from __future__ import annotations
 
@@ -46,7 +30,17 @@ GRACE_SECONDS = 60
 
 
 def end(code: int) -> None:
-    """Turn an exit code of ``sparkdl run`` into the state of a task."""
+    """Turn an exit code of ``sparkdl run`` into the state of a task.
+
+    Codes, what they mean, and what becomes of the task:
+
+        0               promoted or scored                          success
+        10, 20          nothing new; not promoted                   skipped: what follows is skipped, too
+        1, 4            refused, or an error nobody foresaw         failed; tried again it would fail again
+        2, 3, 5, 30     cluster, training, a store that did not     failed, and tried again
+                        answer, another run was at work
+        130, -9, ...    ended by a signal                           failed, and tried again: what was done is kept
+    """
     if code in SKIPPED:
         raise AirflowSkipException(SKIPPED[code])
     if code in WORTH_ANOTHER_TRY:
@@ -58,7 +52,12 @@ def end(code: int) -> None:
 
 
 class SparkdlRun(BaseOperator):
-    """A run in a process of its own, whose output is the task's log."""
+    """A run in a process of its own, whose output is the task's log.
+
+    A task that is cleared, marked or out of time ends its run by SIGTERM and waits for it: the run leaves its record
+    and gives its lease back. Should Airflow lose patience with the task, the run has its signal by then and ends all
+    the same.
+    """
 
     process = None
 
@@ -104,7 +103,11 @@ class SparkdlRun(BaseOperator):
     tags=["sparkdl"],
 )
 def churn() -> None:
-    """Train, judge, publish and predict what is due."""
+    """Train, judge, publish and predict what is stale.
+
+    Days that were missed need no catch-up by Airflow: the pipeline's receipts tell what is stale. Nor does it matter if
+    two runs meet: one of them leaves with 30.
+    """
     SparkdlRun(task_id="run", execution_timeout=timedelta(hours=4))
 
 

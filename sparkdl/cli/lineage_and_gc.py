@@ -1,7 +1,4 @@
-"""``sparkdl models lineage | gc``: which files a model comes from, and which nobody needs.
-
-Enters: a registry, parsed words. Leaves: what was found or removed, for people and for programs.
-"""
+"""``sparkdl models lineage | gc``: the files that a model comes from, and those that nobody needs."""
 
 from __future__ import annotations
 

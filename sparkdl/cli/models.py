@@ -1,10 +1,4 @@
-"""``sparkdl models list | show | compare | history | promote | rollback | lineage | gc | mirror | export``.
-
-Enters: parsed words. Leaves: tables on standard output, or one JSON document with ``--json``, in which a number that is
-not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 3 a bundle that cannot be loaded, 4 an error nobody
-foresaw, 5 the store did not answer, 20 not promoted, 30 somebody else was faster, 130 interrupted.
-``lineage_and_gc.py`` has what these two do.
-"""
+"""``sparkdl models list | show | compare | history | promote | rollback | lineage | gc | mirror | export``."""
 
 from __future__ import annotations
 
@@ -50,7 +44,12 @@ class _Action:
 
 
 def add_commands(commands: Any) -> None:
-    """Add them to the parser of ``sparkdl``."""
+    """Add them to the parser of ``sparkdl``.
+
+    Each prints tables, or one JSON document with ``--json``, in which a number that is not finite is null. Exit codes:
+    0 fine, 1 refused, 2 wrong usage, 3 a bundle that cannot be loaded, 4 an error nobody foresaw, 5 the store did not
+    answer, 20 not promoted, 30 somebody else was faster, 130 interrupted.
+    """
     models = commands.add_parser("models", help="the model registry").add_subparsers(required=True, metavar="ACTION")
     for action in _ACTIONS:
         parser = add_command(models, action.name, with_exit_codes(_command(action)), action.text)

@@ -1,7 +1,4 @@
-"""``sparkdl init | check | plan | run | status | report``: the commands of a pipeline file.
-
-Enters: parsed words. Leaves: lines on standard output, and the exit codes of ``pipeline/state/record.py``.
-"""
+"""``sparkdl init | check | plan | run | status | report``: the commands of a pipeline file."""
 
 from __future__ import annotations
 

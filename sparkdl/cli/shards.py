@@ -1,7 +1,4 @@
-"""``sparkdl shards list | gc``: the shard sets in a folder.
-
-Enters: parsed words. Leaves: tables on standard output.
-"""
+"""``sparkdl shards list | gc``: the shard sets in a folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the commands share: how one is added, what an error becomes, how sizes and times are written.
-
-Enters: parsers, functions, values. Leaves: commands, lines on a console.
-"""
+"""What the commands share: their parsers, their exit codes, the spelling of sizes and times."""
 
 from __future__ import annotations
 

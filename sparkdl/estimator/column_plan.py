@@ -1,8 +1,4 @@
-"""Which columns of a DataFrame are written into shards as which tensors, and the model's inputs among them.
-
-Number columns pack: one (batch, n) tensor of floats (of integers, if all are), so that a step reads one slice. Vectors,
-arrays and images keep a tensor of their own.
-"""
+"""The columns of a DataFrame that are written into shards, by tensor, and the model's inputs among them."""
 
 from __future__ import annotations
 
@@ -153,6 +149,9 @@ class ColumnPlan:
 
 def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> ColumnPlan:
     """Plan what is written; ``cases`` says that the session tells ``a`` from ``A``.
+
+    Number columns pack: one (batch, n) tensor of floats (of integers, if all are), so that a step reads one slice.
+    Vectors, arrays and images keep a tensor of their own.
 
     Raises:
         SchemaError: a column is missing, or of a type that cannot be used in its part.

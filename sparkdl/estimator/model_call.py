@@ -1,7 +1,4 @@
-"""How a model is called: its arguments out of a batch's tensors, found out with two made-up rows on the driver.
-
-Ranks import this, so it knows nothing of Spark. ``models/calling.py`` has the forms of columns of varying length.
-"""
+"""The call of a model: its arguments out of a batch's tensors, found out with two made-up rows on the driver."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ from sparkdl.models.signature import COMPANIONS, Form, Signature, TensorField
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 
+# Ranks import this file, so it knows nothing of Spark.
 COPY_SUFFIX = "__feature"
 """Behind the name of a number column that is packed as a feature, and is a label or weight as well."""
 
@@ -379,7 +377,10 @@ def _with_forms(
     parameters: Sequence[inspect.Parameter],
     manifest: Manifest,
 ) -> ModelCall:
-    """Hand over each column as ``forward`` asks for it: all by keyword, or, to ``*args``, the values by position."""
+    """Hand over each column as ``forward`` asks for it: all by keyword, or, to ``*args``, the values by position.
+
+    ``models/calling.py`` has the forms of columns of varying length.
+    """
     companions = {name for forms in asked.values() for name, form in forms.items() if form in COMPANIONS}
     open_names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.name not in companions]
     values: list[ModelInput] = []

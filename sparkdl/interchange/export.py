@@ -1,12 +1,4 @@
-"""A bundle's network as a file that others run: ONNX, or ``torch.export``.
-
-Enters: a bundle. Leaves: the file, in which the number of rows may vary, and beside it ``<file>.json``: names, types
-and shapes of what goes in and out, and of which columns. What is exported is the network: tensors in, its own outputs
-out. What makes tensors of raw columns (features) and classes of outputs stays sparkdl's, and the JSON says so. Before a
-file gets its name it has answered as the bundle does, on batches of several sizes.
-
-Only written here: loading a ``.pt2`` file of somebody else runs what its author wrote.
-"""
+"""A bundle's network as a file that others run: ONNX, or ``torch.export``."""
 
 from __future__ import annotations
 
@@ -131,6 +123,13 @@ def export_bundle(
     trusted: Sequence[str] = (),
 ) -> Exported:
     """Export the network of a bundle.
+
+    In the file the number of rows may vary; ``<target>.json`` has names, types and shapes of what goes in and out, and
+    of which columns. What is exported is the network: tensors in, its own outputs out. What makes tensors of raw
+    columns (features) and classes of outputs stays sparkdl's, and the JSON says so. Before a file gets its name it has
+    answered as the bundle does, on batches of several sizes.
+
+    Files are only written here: loading a ``.pt2`` file of somebody else runs what its author wrote.
 
     Args:
         bundle: its folder.

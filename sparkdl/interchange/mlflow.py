@@ -1,13 +1,4 @@
-"""A version of our registry in MLflow: a run, a logged model, a registered version, aliases.
-
-Each part is looked for before it is made, the run by the publication's identity, the others by their run: a mirror that
-was cut off is simply made again. Our registry stays the one that decides; nothing is read back from MLflow. The file
-reads down: the mirror and its steps, what a run says, the folder that MLflow loads, the client.
-
-    run               parameters, metrics, curves of the epochs, tags, the table and version it was trained on
-    logged model      the bundle in a folder of MLflow's, without a pickle; ``served.py`` is what that loads
-    registered model  a version with description, tags and the aliases that point to ours now
-"""
+"""A version of our registry in MLflow: a run, a logged model, a registered version, aliases."""
 
 from __future__ import annotations
 
@@ -144,6 +135,13 @@ def mirror(
     registry_uri: str | None = None,
 ) -> Mirrored:
     """Mirror a version to MLflow, unless that was done; its aliases follow ours in any case.
+
+    Each part is looked for before it is made, the run by the publication's identity, the others by their run: a mirror
+    that was cut off is simply made again. Our registry stays the one that decides; nothing is read back from MLflow.
+
+        run               parameters, metrics, curves of the epochs, tags, the table and version it was trained on
+        logged model      the bundle in a folder of MLflow's, without a pickle; ``served.py`` is what that loads
+        registered model  a version with description, tags and the aliases that point to ours now
 
     Args:
         registry: of sparkdl, or its address.

@@ -1,8 +1,4 @@
-"""A bundle as MLflow serves it: a pandas frame in, the prediction columns out.
-
-Enters: the folder of a bundle, and rows. Leaves: what ``sparkdl.load_model(...).predict(rows)`` adds to them, by the
-same functions. No Spark, and no MLflow: the file that MLflow runs (``mlflow.py`` writes it) calls this.
-"""
+"""A bundle as MLflow serves it: a pandas frame in, the prediction columns out; no Spark, and no MLflow."""
 
 from __future__ import annotations
 
@@ -27,6 +23,9 @@ from sparkdl.storage import Storage
 @dataclass(frozen=True)
 class Served:
     """A model that predicts in this process.
+
+    It adds what ``sparkdl.load_model(...).predict(rows)`` adds, by the same functions. The file that MLflow runs
+    (``mlflow.py`` writes it) calls this.
 
     Attributes:
         model: that gives the wanted outputs, alone or with its features.

@@ -1,14 +1,4 @@
-"""A published model as a folder: weights, how to rebuild the model, how to feed it, and a hash of every file.
-
-Enters: a ``torch.nn.Module`` and what training knows about it. Leaves: ``bundle.json`` and ``weights.safetensors``;
-from these, the model again, in a process that never saw it. Nothing in a bundle is code: a model is rebuilt from the
-structure of torch.nn's own layers, or by calling an installed class of a package that the reader names. Pickle is
-possible, behind an explicit opt-in on both sides. No Spark.
-
-    bundle.json           format, model, signature, preprocessing, versions, files, content_hash
-    weights.safetensors   every distinct tensor of the state once
-    model.pkl             only with allow_pickle=True, instead of the weights
-"""
+"""A published model as a folder: weights, the way to rebuild and feed the model, a hash of every file."""
 
 from __future__ import annotations
 
@@ -99,6 +89,14 @@ def save_bundle(
     How it will be rebuilt is chosen in this order: ``factory(**arguments)``; the model's own ``bundle_arguments()``
     (a method that returns its constructor's arguments); the structure of torch.nn's own layers; its class with
     arguments read from attributes of the same names, which needs ``example``; a pickle, if allowed.
+
+    Nothing in a bundle is code: a model is rebuilt from the structure of torch.nn's own layers, or by calling an
+    installed class of a package that the reader names, in a process that never saw it. Pickle is possible, behind an
+    explicit opt-in on both sides. No Spark.
+
+        bundle.json           format, model, signature, preprocessing, versions, files, content_hash
+        weights.safetensors   every distinct tensor of the state once
+        model.pkl             only with allow_pickle=True, instead of the weights
 
     Args:
         model: any module; its state is saved whole, in the types it has.

@@ -1,18 +1,4 @@
-"""How rows of varying length reach a model: in the forms that the parameters of its ``forward`` ask for by name.
-
-The parameters and the columns enter, and, for a batch, the column padded with zeros beside a bool that is True where a
-row has an element. The tensors that the model is called with leave. Training, the checks before it and scoring all call
-this, so that one model is fed alike everywhere. A column ``tokens`` whose rows differ in length is handed over as
-
-    tokens, tokens_mask            (rows, longest) padded with zeros; bool (rows, longest), True at an element
-    tokens, tokens_padding_mask    the same, True where there is none: as torch.nn.MultiheadAttention takes it
-    tokens, tokens_lengths         int64 (rows,)
-    tokens, tokens_offsets         (elements,), row behind row, and int64 (rows,) where each starts: for nn.EmbeddingBag
-    tokens_jagged                  a nested tensor, layout=torch.jagged
-
-The name of the padded tensor itself is free. With one such column the names ``mask``, ``attention_mask``,
-``padding_mask``, ``key_padding_mask``, ``src_key_padding_mask``, ``lengths``, ``offsets`` and ``jagged`` do, too.
-"""
+"""The forms in which rows of varying length reach a model, as the parameters of its ``forward`` ask by name."""
 
 from __future__ import annotations
 
@@ -89,6 +75,18 @@ def asked_forms(
     taken: Collection[str] = (),
 ) -> dict[str, dict[str, Form]]:
     """Which parameters ask for which form of which column.
+
+    Training, the checks before it and scoring all call this, so that one model is fed alike everywhere. A column
+    ``tokens`` whose rows differ in length is handed over as
+
+        tokens, tokens_mask            (rows, longest) padded with zeros; bool (rows, longest), True at an element
+        tokens, tokens_padding_mask    the same, True where there is none: as torch.nn.MultiheadAttention takes it
+        tokens, tokens_lengths         int64 (rows,)
+        tokens, tokens_offsets         (elements,), row behind row; int64 (rows,) where each starts: for nn.EmbeddingBag
+        tokens_jagged                  a nested tensor, layout=torch.jagged
+
+    The name of the padded tensor itself is free. With one such column the names ``mask``, ``attention_mask``,
+    ``padding_mask``, ``key_padding_mask``, ``src_key_padding_mask``, ``lengths``, ``offsets`` and ``jagged`` do, too.
 
     Args:
         parameters: of ``forward``.

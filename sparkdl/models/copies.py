@@ -1,7 +1,4 @@
-"""Copies of bundles: to a registry, and to this machine for its processes.
-
-Enters: what a bundle says of itself. Leaves: a copy, whose files are those that it names. No torch.
-"""
+"""Copies of bundles: to a registry, and to this machine for its processes; no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A bundle's folder without its model: what it says about itself, its hashes, its files.
-
-Enters: the address of a bundle. Leaves: a ``BundleInfo``, files compared with their hashes, a folder made visible whole
-or not at all. No torch, so that a registry is listed in a moment.
-"""
+"""A bundle's folder without its model: what it says about itself, its hashes, its files."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage, sha256_hex, storage_errors
 
+# No torch is loaded for this file, so that a registry is listed in a moment.
 FORMAT = 1
 DOCUMENT, WEIGHTS, PICKLE = "bundle.json", "weights.safetensors", "model.pkl"
 MAX_WEIGHTS_BYTES = 1 << 40

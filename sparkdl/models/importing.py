@@ -1,10 +1,4 @@
-"""Classes and functions that a saved file names by import path.
-
-Enters: a class, a function, or ``"package.module:Name"``, and the packages that the reader has allowed. Leaves: the
-path that names it; on loading, the object, or the module that calling it gives. Importing a module runs its code, so
-nothing is imported before it is allowed, and a file has no say in what is. The object must be defined where its path
-says: what an allowed module has merely imported (``shutil:os.system``) is out of reach.
-"""
+"""Classes and functions that a saved file names by import path."""
 
 from __future__ import annotations
 
@@ -90,6 +84,10 @@ def make(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -
 
 def resolve(path: str, allowed: Sequence[str], needed_by: str = "the model") -> Any:
     """The class or function that ``"package.module:Name"`` names.
+
+    Importing a module runs its code, so nothing is imported before it is allowed, and a file has no say in what is. The
+    object must be defined where its path says: what an allowed module has merely imported (``shutil:os.system``) is out
+    of reach.
 
     Args:
         path: the import path.

@@ -1,9 +1,4 @@
-"""The networks that sparkdl brings; a saved one is loaded without a word of the reader's, as torch's own layers are.
-
-Enters: what features and labels are, as plain values that travel in a bundle. Leaves: a module that takes one dict of
-inputs. No layer lets rows meet: normalisation is by row. This module holds nothing but such classes: whoever prepares a
-bundle can have any of them made, with any arguments.
-"""
+"""The networks that sparkdl brings, loaded like torch's own layers without a word of the reader's."""
 
 from __future__ import annotations
 
@@ -16,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+# This module holds nothing but such classes: whoever prepares a bundle can have any of them made, with any arguments.
+# They take plain values that travel in a bundle. No layer lets rows meet: normalisation is by row.
 __all__ = ["TabularEnsemble", "TabularNet"]
 
 _BENDS, _NUMBERS_WITH_ALL_BENDS, _MOST_BENT_NUMBERS = 8, 64, 256

@@ -1,8 +1,4 @@
-"""The features that a bundle's model was trained with, and the types of the columns that it reads.
-
-Enters: what a bundle says of its preprocessing. Leaves: the fitted features, with the functions that cut texts imported
-where the reader allows their packages; None for a model that takes its columns as they are.
-"""
+"""The features that a bundle's model was trained with, and the types of the columns that it reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a bundle's model is rebuilt: the choice when it is saved, the proof, and the rebuilding itself.
-
-Enters: a module, or the JSON recipe of one with its folder. Leaves: the recipe, or the module with its weights.
-"""
+"""The recipe by which a bundle's model is rebuilt: its choice at saving, its proof, and the rebuilding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How people write one version of a model in one word: ``NAME@ALIAS`` or ``NAME@3``, and ``NAME:3`` as MLflow has it.
-
-Enters: a word. Leaves: the name, and the version or alias, for ``ModelRegistry.get``.
-"""
+"""One version of a model in one word: ``NAME@ALIAS`` or ``NAME@3``, and ``NAME:3`` as MLflow has it."""
 
 from __future__ import annotations
 

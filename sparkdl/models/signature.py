@@ -1,7 +1,4 @@
-"""What goes into a published model and what comes out, as plain values that JSON can hold.
-
-Enters: facts that training knew. Leaves: a ``Signature``, from which scoring packs columns and names its outputs.
-"""
+"""The inputs and outputs of a published model, as plain values that JSON can hold."""
 
 from __future__ import annotations
 

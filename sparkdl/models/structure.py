@@ -1,9 +1,4 @@
-"""torch.nn's own layers as JSON, and back.
-
-Enters: a module built from ``torch.nn``'s layers and containers. Leaves: a tree of class names and constructor
-arguments; from such a tree, a module whose tensors are shapes alone. The arguments are read from the attributes that
-the layers keep them in, so the tree holds no code, and whoever saves it rebuilds and compares before trusting it.
-"""
+"""torch.nn's own layers as JSON, and back."""
 
 from __future__ import annotations
 
@@ -45,6 +40,9 @@ _SOURCE = Source("the structure of the bundle's model", "publish the model again
 
 def describe(module: nn.Module) -> Node:
     """Describe ``module`` as a tree of JSON values.
+
+    The arguments are read from the attributes that the layers keep them in, so the tree holds no code, and whoever
+    saves it rebuilds and compares before trusting it.
 
     Raises:
         BundleError: some part of it is not torch.nn's, or carries behaviour that its class does not have.
@@ -265,6 +263,8 @@ def parametrize_again(model: nn.Module, wanted: Sequence[Parametrization]) -> nn
 
 def rebuild(tree: Any) -> nn.Module:
     """Build the module that ``describe`` described.
+
+    Its tensors are shapes alone.
 
     Raises:
         BundleError: the tree names a class that torch.nn does not have, or arguments that it does not take.

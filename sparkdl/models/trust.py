@@ -1,9 +1,4 @@
-"""What a saved model may make its reader run: nothing, but for what the reader has allowed by word.
-
-Enters: ``with allow_pickle():`` and ``with allow_imports("my_package"):`` blocks, settings of the Spark session,
-variables of the environment. Leaves: whether a pickle may be opened, and which packages may be imported. What is loaded
-has no say in either.
-"""
+"""The reader's word on what a saved model may make him run: nothing, unless he allows it."""
 
 from __future__ import annotations
 
@@ -25,6 +20,7 @@ REMEDY = (
     f"{VARIABLE}=1 in the environment"
 )
 
+# Blocks, settings of the Spark session and variables of the environment allow; what is loaded has no say in it.
 _pickle: ContextVar[bool] = ContextVar("sparkdl_allow_pickle", default=False)
 _imports: ContextVar[tuple[str, ...]] = ContextVar("sparkdl_allow_imports", default=())
 

@@ -1,8 +1,4 @@
-"""A model's state as one safetensors file, and back by mapping it.
-
-Enters: a module. Leaves: a file that holds each distinct tensor once, and the names that share one. Loading maps the
-file: no second copy in memory, and processes on one host share its pages.
-"""
+"""A model's state as one safetensors file, and back by mapping it."""
 
 from __future__ import annotations
 
@@ -22,6 +18,8 @@ from sparkdl.models.folder import WeightFacts
 
 def save_weights(model: nn.Module, path: Path) -> WeightFacts:
     """Write the state of ``model``; return what ``load_weights`` needs besides.
+
+    The file holds each distinct tensor once; what is returned has the names that share one.
 
     Raises:
         BundleError: the state holds something other than tensors, or a type that safetensors does not know.
@@ -71,6 +69,8 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 def load_weights(model: nn.Module, path: Path, facts: WeightFacts) -> nn.Module:
     """Give ``model`` the tensors of the file, mapped, with tied ones tied again.
+
+    There is no second copy in memory, and processes on one host share the file's pages.
 
     Names, shapes and types are compared with the file's header first; a model on the meta device takes no memory until
     they are found to agree.

@@ -1,8 +1,4 @@
-"""From a record batch to the arguments of one call of the model.
-
-Enters: the columns of a batch, as ``score.py`` had them packed, and the plan of each input. Leaves: tensors over
-memory of their own in the form that the model asks for, and which rows miss a value. No Spark.
-"""
+"""The arguments of one call of a model, made of a record batch; no Spark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where a scoring worker gets its model from, and on what it runs.
-
-Enters: the address of a bundle, or a pickled module. Leaves: the model in evaluation mode on the task's device, loaded
-once a process and kept between tasks. No Spark.
-"""
+"""The model of a scoring worker, and the device and threads that it runs on; no Spark."""
 
 from __future__ import annotations
 
@@ -131,7 +127,10 @@ class HeldModule:
 
 
 def loaded(source: ModelSource, device: str) -> nn.Module:
-    """The model, from this process's memory if an earlier task left it there."""
+    """The model, from this process's memory if an earlier task left it there.
+
+    It is in evaluation mode on the task's device, loaded once a process and kept between tasks.
+    """
     if source.key is None:
         model = source.load(device)
         check_batch_norm(model)

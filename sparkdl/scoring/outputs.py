@@ -1,7 +1,4 @@
-"""From what the model returned, and the columns that the caller keeps, to the columns of the result.
-
-Enters: tensors, one an output, and a record batch. Leaves: Arrow columns, in the types that Spark was told.
-"""
+"""The columns of a result: what the model returned, and the columns that the caller keeps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How the inputs of a model are put together from columns.
-
-Enters: a signature, and where its columns are found. Leaves: one plan an input, or an error for a model whose answers
-would depend on which rows are scored together. No Spark.
-"""
+"""The plan by which the inputs of a model are put together from columns; no Spark."""
 
 from __future__ import annotations
 

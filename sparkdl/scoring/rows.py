@@ -1,8 +1,4 @@
-"""Rows in this process's memory -> predictions, without Spark.
-
-Enters: a bundle, and rows as pandas or Arrow has them: raw columns where the model has features. Leaves: the outputs,
-as the scoring of a DataFrame would give them, since the same function makes both.
-"""
+"""Predictions for rows in this process's memory, without Spark."""
 
 from __future__ import annotations
 
@@ -36,6 +32,8 @@ def score_rows(
     trusted: Sequence[str] = (),
 ) -> pa.Table:
     """Score rows that lie in memory.
+
+    The outputs are those that the scoring of a DataFrame would give, since the same function makes both.
 
     Args:
         model: a bundle's folder, what ``read_bundle`` says of one, or a module on the CPU, alone or with its features.

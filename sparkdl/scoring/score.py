@@ -1,8 +1,4 @@
-"""DataFrame -> predictions: a plan on the driver, one ``mapInArrow`` stage, no eager job.
-
-Enters: a DataFrame, and a bundle or a module with its signature. Leaves: the DataFrame with one column an output, its
-schema known up front; batch or streaming, classic or Spark Connect.
-"""
+"""Predictions for a DataFrame: a plan on the driver, one ``mapInArrow`` stage, no eager job."""
 
 from __future__ import annotations
 
@@ -74,6 +70,8 @@ def score(
     trusted: Sequence[str] = (),
 ) -> DataFrame:
     """Add a model's predictions to a DataFrame; nothing runs until the result is used.
+
+    The schema of the result is known up front; the frame may be batch or streaming, of classic Spark or Spark Connect.
 
     Args:
         frame: holds the columns that the signature names, or those of the model's features; may be a stream.

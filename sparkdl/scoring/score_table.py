@@ -1,10 +1,4 @@
-"""Table -> predictions in another table, without Spark's reader: workers read, score and write files themselves.
-
-Enters: a table, a model, a table for the predictions. Leaves: one commit of that table, which names the version that
-was read. The driver plans from the log alone which files are read, and by whom; the rows never enter the JVM. Where
-the reader does not know a feature of the table, or only a catalog knows the table, Spark reads it: the same
-predictions, more slowly.
-"""
+"""Predictions for a table in another one, without Spark's reader: workers read, score and write files."""
 
 from __future__ import annotations
 
@@ -74,6 +68,10 @@ def score_table(
     write: Mapping[str, Any] | None = None,
 ) -> TableScore:
     """Score the rows of a table into another one.
+
+    The commit names the version that was read. The driver plans from the log alone which files are read, and by whom;
+    the rows never enter the JVM. Where the reader does not know a feature of the table, or only a catalog knows the
+    table, Spark reads it: the same predictions, more slowly.
 
     Args:
         spark: whose workers do it.

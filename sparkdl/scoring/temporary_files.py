@@ -1,10 +1,4 @@
-"""Where models lie while Spark's workers score with them: one folder for each driver process.
-
-A model enters as a function that saves it, its bundle leaves in ``<root>/sparkdl-models-<process>/``. It stays there
-until the driver's process ends: frames are lazy, others are derived from them, and nobody can tell which will run
-again. A model that is saved twice lies there once. The folder is removed when the interpreter exits; those of drivers
-that were killed go when the next driver on the same machine makes a folder below the same root.
-"""
+"""The folder of each driver process where models lie while Spark's workers score with them."""
 
 from __future__ import annotations
 
@@ -36,6 +30,11 @@ _bundles: dict[tuple[str, str], BundleInfo] = {}  # by folder and content hash
 
 def keep(root: Storage, save: Callable[[Storage], BundleInfo]) -> BundleInfo:
     """Let a bundle lie where workers read it until this process ends.
+
+    The bundle lies in ``<root>/sparkdl-models-<process>/`` until the driver's process ends: frames are lazy, others are
+    derived from them, and nobody can tell which will run again. A model that is saved twice lies there once. The folder
+    is removed when the interpreter exits; those of drivers that were killed go when the next driver on the same machine
+    makes a folder below the same root.
 
     Args:
         root: a folder that workers reach.

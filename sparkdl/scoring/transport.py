@@ -1,13 +1,4 @@
-"""Which columns of a table travel to a model, and what of them it cannot take.
-
-Enters: the columns' types, a signature or features, the columns to keep. Leaves: what to ask of Spark, and how a worker
-finds inputs and kept columns in what it is sent; or a refusal, before anything runs.
-
-Most of the cost of scoring a DataFrame is moving columns between the JVM and Python, so scalar feature columns of one
-type travel as one array column: Python sees a ready ``(rows, n)`` matrix. Those of them that the caller keeps go back
-as plain columns, which Spark reads faster than it takes an array apart. Workers that read files themselves have each
-column as it is.
-"""
+"""The columns of a table that travel to a model, and those that it cannot take."""
 
 from __future__ import annotations
 
@@ -40,6 +31,11 @@ _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.
 @dataclass(frozen=True, kw_only=True)
 class Transport:
     """Which columns travel to Python, and how inputs and kept columns are found in them.
+
+    Most of the cost of scoring a DataFrame is moving columns between the JVM and Python, so scalar feature columns of
+    one type travel as one array column: Python sees a ready ``(rows, n)`` matrix. Those of them that the caller keeps
+    go back as plain columns, which Spark reads faster than it takes an array apart. Workers that read files themselves
+    have each column as it is.
 
     Attributes:
         packs: columns that travel together as one array column, by its name.

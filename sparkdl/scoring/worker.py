@@ -1,9 +1,4 @@
-"""What a Spark worker does to score its rows: Arrow batches in, the same rows with predictions out.
-
-Enters: record batches whose feature columns came packed (``score.py`` says how). Leaves: the batches with one
-column an output; at most ``batch_rows`` rows go through the model at once. The model is loaded once a process and kept
-between tasks. No Spark: the function runs inside a Spark worker, and in a test without one.
-"""
+"""The scoring function of a Spark worker: Arrow batches in, the same rows with predictions out; no Spark."""
 
 from __future__ import annotations
 
@@ -27,6 +22,9 @@ from sparkdl.scoring.outputs import Kept, columns_of, kept_columns
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
     """The function that every Spark task of a scoring stage runs.
+
+    Feature columns come packed, as ``transport.py`` says. At most ``batch_rows`` rows go through the model at once. It
+    runs inside a Spark worker, and in a test without one.
 
     Attributes:
         source: of the model.

@@ -1,8 +1,4 @@
-"""What one table write means, decided against the table as it is at the moment of the commit.
-
-Enters: the files that the tasks of a write have made, and the newest state of the table. Leaves: one commit that adds
-them and removes what they replace, or a typed refusal. No Spark, no torch.
-"""
+"""The plan of one table write, decided against the table as it is at the moment of the commit; no Spark."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""What every touch of a Delta table needs: open, compare, commit. Delta-rs's words stay in here.
-
-Enters: a table's URI and the actions of a commit. Leaves: an open ``DeltaTable``, or one committed version, with
-delta-rs's errors as ours. No Spark, no torch.
-
-Commits are optimistic with a single lock, the next version number: delta-rs is told never to rebase
-(``max_commit_retries=0``), so that a commit succeeds only on the version that was looked at. Whoever loses looks
-again, and decides again with what the winner wrote. That makes replacements of the same partition serial even where
-neither writer found a file to remove, which delta-rs's own conflict check does not see.
-"""
+"""Opening, comparing and committing a Delta table; delta-rs's words stay in here. No Spark, no torch."""
 
 from __future__ import annotations
 
@@ -140,6 +131,11 @@ def creating(uri: str, options: Mapping[str, str] | None) -> Iterator[None]:
 
 def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
     """Call ``attempt`` until it meets no competing commit.
+
+    Commits are optimistic with a single lock, the next version number: delta-rs is told never to rebase
+    (``max_commit_retries=0``), so that a commit succeeds only on the version that was looked at. Whoever loses looks
+    again, and decides again with what the winner wrote. That makes replacements of the same partition serial even where
+    neither writer found a file to remove, which delta-rs's own conflict check does not see.
 
     Args:
         uri: the table, for the message.

@@ -1,8 +1,4 @@
-"""The engine without a JAR: tables written by a Spark stage in one commit, read by Spark at a pinned version.
-
-Enters: a Spark DataFrame, or a small Arrow table. Leaves: committed versions of a Delta table; DataFrames and Arrow
-tables of any version. The files are written and read by Spark's own tasks, the log by delta-rs on the driver.
-"""
+"""The engine without a JAR: tables written by a Spark stage in one commit, read at a pinned version."""
 
 from __future__ import annotations
 
@@ -51,6 +47,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DeltaRs:
     """One table by its address; the engine of ``Table`` where no JAR is, and for what Arrow tables are enough for.
+
+    Spark's own tasks write and read the files, delta-rs on the driver the log.
 
     Attributes:
         root: its files.

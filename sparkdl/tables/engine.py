@@ -1,9 +1,4 @@
-"""The one interface of both engines, and the rule by which a table gets one of them.
-
-Enters: an address or a name, a session. Leaves: which engine reads and writes that table here. A name of a catalog goes
-to Spark's catalog. An address goes to Spark's Delta where the session has its extension and catalog, and no options are
-given, which it does not take; and to delta-rs elsewhere.
-"""
+"""The one interface of both engines, and the rule by which a table gets one of them."""
 
 from __future__ import annotations
 
@@ -234,7 +229,11 @@ class WriteResult:
 
 
 class Engine(Protocol):
-    """What a table needs; each engine raises the errors that ``Table`` has in its docstrings."""
+    """What a table needs; each engine raises the errors that ``Table`` has in its docstrings.
+
+    A name of a catalog goes to Spark's catalog. An address goes to Spark's Delta where the session has its extension
+    and catalog, and no options are given, which it does not take; and to delta-rs elsewhere.
+    """
 
     def exists(self) -> bool:
         """Whether a table is there."""

@@ -1,12 +1,4 @@
-"""Which tables delta-rs reads and writes right, by the features of the Delta protocol; all others are refused by name.
-
-Enters: an open table, or why it could not be opened. Leaves: nothing, or a typed refusal that says what the table
-needs and what the caller can do. What is not listed here is refused, so that a feature of tomorrow is, too. No Spark.
-
-Column mapping by id lets a file call a column as it likes, and delta-rs and we find columns by their physical names all
-the same. Writers of such tables are to use these (Delta's PROTOCOL.md, "Writer Requirements for Column Mapping"), and
-Spark's Delta does; files that came from elsewhere, such as Iceberg's, need not. So the files of such a table are asked.
-"""
+"""The features of the Delta protocol that delta-rs reads and writes right; a table with others is refused."""
 
 from __future__ import annotations
 
@@ -27,6 +19,7 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.record import check_inside, path_in_log
 
+# What is not listed here is refused by name, so that a feature of tomorrow is, too.
 _READ = {"timestampNtz", "deletionVectors", "columnMapping", "v2Checkpoint", "vacuumProtocolCheck"}
 _SCANNED = {*_READ, "variantType", "variantType-preview"} - {"vacuumProtocolCheck"}
 _WRITTEN = {
@@ -128,6 +121,11 @@ def check_names_by_id(table: DeltaTable, root: Storage) -> None:
     """Refuse a table that finds columns by id, and has a file in which another name has a column's id.
 
     The footers of all files are read.
+
+    Column mapping by id lets a file call a column as it likes, and delta-rs and we find columns by their physical names
+    all the same. Writers of such tables are to use these (Delta's PROTOCOL.md, "Writer Requirements for Column
+    Mapping"), and Spark's Delta does; files that came from elsewhere, such as Iceberg's, need not. So the files of such
+    a table are asked.
 
     Raises:
         StorageError: names the file and the column.

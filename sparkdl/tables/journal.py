@@ -1,12 +1,4 @@
-"""A Delta table as a journal: its newest commits are read, and one is added to them, without opening the table.
-
-Enters: a version of the table and the hash of its entry in the log. Leaves: the rows that were appended since, or the
-next version. What it costs is set by the commits in between, not by how many there ever were: delta-rs lists the whole
-log for each append, which makes one of 10 ms take 127 after 6,000 commits (``tests/bench/bench_registry.py``). Whatever
-is not a plain append, and a log that begins later, is for delta-rs: this then says that it cannot tell. No Spark.
-
-An entry is a line of JSON an action: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions
-"""
+"""A Delta table as a journal: its newest commits are read, and one is added, without opening the table."""
 
 from __future__ import annotations
 
@@ -61,6 +53,11 @@ class _Commit:
 @dataclass(frozen=True)
 class Journal:
     """The log of one table.
+
+    The commits since a known version set its cost, not all there ever were: delta-rs lists the whole log for each
+    append, which makes one of 10 ms take 127 after 6,000 commits (``tests/bench/bench_registry.py``). Whatever is not a
+    plain append, and a log that begins later, is for delta-rs: a journal then says that it cannot tell. An entry is a
+    line of JSON an action: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions
 
     Attributes:
         root: the table's folder.

@@ -1,9 +1,4 @@
-"""Which columns of a table forbid nulls, and how many nulls are in the nested columns of a write.
-
-Enters: on the driver, a table's schema; in a task, its record batches. Leaves: the columns that forbid nulls, and the
-nulls of nested ones, under the same paths as in Spark: a struct's ```s`.`a```, an array's ```tags`.`element```, a map's
-```m`.`value```. Of plain columns the files' statistics tell. No Spark, no torch.
-"""
+"""The columns of a table that forbid nulls, and the nulls in nested columns of a write; no Spark, no torch."""
 
 from __future__ import annotations
 
@@ -22,6 +17,8 @@ _INSIDE = {"elementType": "containsNull", "keyType": "", "valueType": "valueCont
 
 def forbids_nulls(kind: Any, above: str = "") -> list[str]:
     """The columns of a schema that forbid nulls, and what does so inside of others.
+
+    Paths are the same as in Spark: a struct's ```s`.`a```, an array's ```tags`.`element```, a map's ```m`.`value```.
 
     Args:
         kind: the schema in Delta's JSON, decoded, or a type inside of it.
@@ -44,6 +41,8 @@ def forbids_nulls(kind: Any, above: str = "") -> list[str]:
 
 def check_nulls(uri: str, schema: str, null_counts: Mapping[str, int]) -> None:
     """Refuse nulls where a table forbids them.
+
+    The nulls of plain columns are in the files' statistics; those of nested ones are counted.
 
     Args:
         uri: the table, for the message.

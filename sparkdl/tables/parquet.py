@@ -1,9 +1,4 @@
-"""One task's share of a table write: Arrow batches in, Parquet files with their statistics out.
-
-Enters: the record batches of one Spark task. Leaves: files under names that no other attempt uses, and one row for
-each, from which the driver makes a Delta action. A file that no committed action names does not exist for a reader,
-so a task may die anywhere. No Spark, no torch: the function runs inside a Spark worker, and in a test without one.
-"""
+"""One task's share of a table write: Arrow batches in, Parquet files with their statistics out; no Spark."""
 
 from __future__ import annotations
 
@@ -144,6 +139,10 @@ class _OpenFile:
 @dataclass(frozen=True, kw_only=True)
 class WriteTask:
     """The function that every Spark task of a table write runs.
+
+    Files have names that no other attempt uses, and the driver makes a Delta action of each one's row. A file that no
+    committed action names does not exist for a reader, so a task may die anywhere. It runs inside a Spark worker, and
+    in a test without one.
 
     Attributes:
         root: the table's folder.

@@ -1,10 +1,4 @@
-"""One version of a table as a DataFrame of Spark's own Parquet reader, without Delta's extension.
-
-Enters: an open table, a session. Leaves: a DataFrame, pinned to that version's files. Most files are read as they are.
-Those with rows that a deletion vector hides, and those whose folder does not say their partition's values, are joined
-with one broadcast row a file: its values, and its vector with a bit a row. Columns that the table maps are read by
-their physical names. Everything happens in Spark's tasks; the driver holds the list of files and the vectors.
-"""
+"""One version of a table as a DataFrame of Spark's own Parquet reader, without Delta's extension."""
 
 from __future__ import annotations
 
@@ -36,6 +30,11 @@ _ASCII = "/!$&'()*+,;=:@-._~"  # what java.net.URI leaves as it is in a path; so
 
 def frame_of_files(spark: SparkSession, table: DeltaTable, root: str) -> DataFrame:
     """The rows of an open table, which ``check_readable`` has let pass.
+
+    Most files are read as they are. Those with rows that a deletion vector hides, and those whose folder does not say
+    their partition's values, are joined with one broadcast row a file: its values, and its vector with a bit a row.
+    Columns that the table maps are read by their physical names. Everything happens in Spark's tasks; the driver holds
+    the list of files and the vectors.
 
     Args:
         spark: the session.

@@ -1,9 +1,4 @@
-"""What the history says of a write, and how delta-rs is told to say it.
-
-Enters: the partitions that a write replaces, the files that it adds and removes. Leaves: the predicate in SQL, the
-facts of the commit in the words of other writers, and the filter that lets delta-rs record a replacement as the mode
-Overwrite. No Spark, no disk.
-"""
+"""The history's account of a write, and the words in which delta-rs is told it; no Spark, no disk."""
 
 from __future__ import annotations
 
@@ -139,6 +134,8 @@ def _sql_text(value: str) -> str:
 
 def removal_filter(active: Sequence[TableFile], removed: Sequence[TableFile], layout: Sequence[str]) -> Filter | None:
     """The filter of partitions that, among the active files, finds exactly those to remove.
+
+    With it delta-rs records a replacement as the mode Overwrite.
 
     delta-rs records a commit as an overwrite only where it finds the files to remove itself, by a conjunction of
     columns; None where no conjunction tells the two kinds apart.

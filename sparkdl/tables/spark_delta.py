@@ -1,9 +1,4 @@
-"""The engine of a session with Delta's extension: tables by a catalog's name or by address, read and written by Spark.
-
-Enters: DataFrames, small Arrow tables. Leaves: committed versions; what Spark reports of Delta is raised as our own
-error, in one sentence. What Delta lets through silently (columns that are missing, types that it casts) is refused as
-by the other engine.
-"""
+"""The engine of a session with Delta's extension: Spark reads and writes tables by name or by address."""
 
 from __future__ import annotations
 
@@ -49,6 +44,9 @@ _FILLED = {"generatedColumns", "identityColumns", "allowColumnDefaults"}
 @dataclass(frozen=True)
 class SparkDelta:
     """One table of a session.
+
+    What Spark reports of Delta is raised as our own error, in one sentence. What Delta lets through silently (columns
+    that are missing, types that it casts) is refused as by the other engine.
 
     Attributes:
         spark: the session.

@@ -1,9 +1,4 @@
-"""A write of a table between its two halves: tasks write files, the driver commits them, or takes them away.
-
-Enters: what is to be replaced, and the schema of the rows. Leaves: one committed version, or nothing. ``Table.write``
-does both halves; whoever writes two tables in one pass over the rows, or looks at what was written first, has the
-halves here.
-"""
+"""A write of a table between its halves: tasks write files, the driver commits them or takes them away."""
 
 from __future__ import annotations
 
@@ -25,6 +20,9 @@ from sparkdl.tables.vacuum import written_by
 @dataclass(frozen=True, kw_only=True)
 class StagedWrite:
     """One write of a table; until its commit no reader sees anything of it.
+
+    ``Table.write`` does both halves; whoever writes two tables in one pass over the rows, or looks at what was written
+    first, has the halves here.
 
     Attributes:
         root: the table's folder.

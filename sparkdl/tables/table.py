@@ -1,9 +1,4 @@
-"""Delta tables: one value for a table, whichever engine reads and writes it.
-
-Enters: an address or a catalog's name; DataFrames, small Arrow tables. Leaves: committed versions of the table, and
-what they hold. ``engine.py`` has the rule by which a table gets its engine: ``delta_rs.py``, or ``spark_delta.py``.
-One writer engine per table: on S3 the two do not see each other's commits in time.
-"""
+"""Delta tables: one value for a table, whichever engine reads and writes it."""
 
 from __future__ import annotations
 
@@ -53,6 +48,9 @@ Mode = Literal["append", "overwrite", "replace"]
 @dataclass(frozen=True)
 class Table:
     """One Delta table.
+
+    ``engine.py`` has the rule by which a table gets its engine: ``delta_rs.py``, or ``spark_delta.py``. One writer
+    engine per table: on S3 the two do not see each other's commits in time.
 
     Attributes:
         uri: its address, a path or URI with a slash or a scheme (``./features``, ``s3://...``), or its name in a

@@ -1,7 +1,4 @@
-"""Files that lie in a table's folder and belong to no version of it.
-
-Enters: a table and its folder. Leaves: what may be deleted. No Spark, no torch.
-"""
+"""Files that lie in a table's folder and belong to no version of it; no Spark, no torch."""
 
 from __future__ import annotations
 

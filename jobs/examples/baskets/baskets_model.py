@@ -1,7 +1,4 @@
-"""Two towers: a basket of any length and an article each become a vector; the product says whether they go together.
-
-Enters: what the features are, as the pipeline describes them. Leaves: a module from the ids of a row to a logit.
-"""
+"""Two towers: a basket of any length and an article each become a vector; the product is the logit."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Bag(nn.Module):
 
 
 class Towers(nn.Module):
-    """See the module.
+    """A tower for a basket and one for an article with its tags; their product says whether they go together.
 
     Args:
         cardinalities: ids of ``basket``, ``tags`` and ``article``, the unknown 0 among them.

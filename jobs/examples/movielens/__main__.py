@@ -1,9 +1,6 @@
-"""``python jobs/examples/movielens``: makes the data, runs the pipeline, and compares recall at 10 with two others.
+"""``python jobs/examples/movielens``: makes the data, runs the pipeline, compares recall with two others.
 
-Enters: options of ``sparkdl run``. Leaves: what ``sparkdl run movielens.yaml`` does, with its exit code, and a line:
-the share of users whose held-out movie is among the ten that each of three rankings puts first: the champion's,
-popularity's, and that of ``pyspark.ml``'s ALS. All rank the movies that somebody liked in the part ``train``, without
-those that the user liked there.
+Options and exit code are those of ``sparkdl run``.
 """
 
 from __future__ import annotations
@@ -79,6 +76,10 @@ def recall(scores: np.ndarray, seen: pd.DataFrame, held_out: np.ndarray) -> floa
 
 def recalls(spark: SparkSession, file: Path, bundle: str) -> dict[str, float]:
     """Recall at 10 of the three.
+
+    That is the share of users whose held-out movie is among the ten that each of three rankings puts first: the
+    champion's, popularity's, and that of ``pyspark.ml``'s ALS. All rank the movies that somebody liked in the part
+    ``train``, without those that the user liked there.
 
     Args:
         spark: the session.

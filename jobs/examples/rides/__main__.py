@@ -1,7 +1,6 @@
-"""``python jobs/examples/rides``, ``make run``: makes the data if they are not there, then runs the pipeline on them.
+"""``python jobs/examples/rides``, ``make run``: makes the data if there are none, then runs the pipeline.
 
-Enters: ``[--days N] [--rows-per-day N]`` and options of ``sparkdl run``. Leaves: what ``sparkdl run rides.yaml`` does,
-with its exit code, and a line that compares the model with the best there could be.
+Besides ``--days N`` and ``--rows-per-day N`` it takes options of ``sparkdl run``, whose exit code it has.
 """
 
 import argparse

@@ -1,9 +1,4 @@
-"""The city that the rides are drawn from: its zones, its weather, and how long a ride truly takes.
-
-Enters: a seed, a day. Leaves: the zones, the weather by hour, and ``true_minutes``: the best prediction there is from
-what the features tell. A ride lasts ``true_minutes * (1 + NOISE * e)`` with ``e`` of mean zero, so the error of
-``true_minutes`` is the noise floor, which no model can be expected to go below.
-"""
+"""The city that the rides are drawn from: its zones, its weather, and how long a ride truly takes."""
 
 from __future__ import annotations
 
@@ -56,6 +51,9 @@ def true_minutes(city: SimpleNamespace, weekday: int, ride: SimpleNamespace) -> 
     """Return the expected duration of rides on a weekday (0 is Monday), minutes, at least 3, ``(rows,)``.
 
     ``ride`` holds arrays ``(rows,)``: hour, km, pickup, dropoff, seats, vehicle, rain; zones and vehicles are indices.
+
+    It is the best prediction there is from what the features tell. A ride lasts ``true_minutes * (1 + NOISE * e)`` with
+    ``e`` of mean zero, so the error of ``true_minutes`` is the noise floor, which no model can be expected to go below.
     """
     rush = np.exp(-(((ride.hour - 8.3) / 1.8) ** 2)) + 1.1 * np.exp(-(((ride.hour - 17.6) / 2.4) ** 2))
     leisure = np.exp(-(((ride.hour - 14.5) / 3.0) ** 2))

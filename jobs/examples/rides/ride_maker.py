@@ -1,10 +1,4 @@
-"""Makes rides, as dirty as life, whose best reachable error is known.
-
-Enters: how many days, how many rows. Leaves, below a folder: ``events/day=D/rides.parquet``, ``zones.parquet``,
-``weather.parquet`` by day and hour, and ``truth.json``: by day what was made, and the noise of the valid rows. A day
-follows from its date and its rows alone, and one that is there is left as it is: later calls add days. Memory is
-bounded by ``CHUNK_ROWS``, whatever the number of rows.
-"""
+"""Made-up rides, as dirty as life, whose best reachable error is known."""
 
 from __future__ import annotations
 
@@ -41,7 +35,13 @@ def best_rmse(folder: Path, days: Iterable[str]) -> float:
 
 
 def make_rides(folder: Path, days: int | None = None, rows_per_day: int | None = None) -> list[str]:
-    """Write the days that are not there yet; return them. Without numbers, what there is suffices."""
+    """Write the days that are not there yet; return them. Without numbers, what there is suffices.
+
+    Below the folder lie ``events/day=D/rides.parquet``, ``zones.parquet``, ``weather.parquet`` by day and hour, and
+    ``truth.json``: by day what was made, and the noise of the valid rows. A day follows from its date and its rows
+    alone, and one that is there is left as it is: later calls add days. Memory is bounded by ``CHUNK_ROWS``, whatever
+    the number of rows.
+    """
     truth = truth_of(folder)
     rows = rows_per_day or next((each["rows"] for each in truth.values()), ROWS_PER_DAY)
     wanted = [FIRST_DAY + timedelta(days=n) for n in range(days or len(truth) or DAYS)]

@@ -1,8 +1,4 @@
-"""The transform of the pipeline: rides with what zones and weather add to them.
-
-Enters: raw rides of some days. Leaves: the same rows, none fewer and none more, with the columns that expectations and
-features name. Raw text stays as it came, so that the quarantine shows what was sent.
-"""
+"""The transform of the pipeline: rides with what zones and weather add to them."""
 
 from __future__ import annotations
 
@@ -18,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def joined(rides: DataFrame, raw: str) -> DataFrame:
-    """Join zones and weather, and derive what is known when a ride starts; ``raw`` is relative to this file."""
+    """Join zones and weather, and derive what is known when a ride starts; ``raw`` is relative to this file.
+
+    Rows become neither fewer nor more. Raw text stays as it came, so that the quarantine shows what was sent.
+    """
     folder, spark = Path(__file__).parent / raw, rides.sparkSession
     zones, weather = (spark.createDataFrame(pq.read_table(folder / f"{name}.parquet")) for name in ("zones", "weather"))
     pickup, midnight = F.unix_micros("pickup_at"), F.unix_date("day").cast("bigint") * 86_400_000_000

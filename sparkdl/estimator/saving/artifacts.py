@@ -1,9 +1,4 @@
-"""Named objects in a folder: ``objects.json`` and safetensors where that is possible, a pickle where it is not.
-
-Every file has a hash in the metadata, and nothing is read before its hash was compared. Tensors leave the pickle by its
-``persistent_id``, so that an optimizer still shares its parameters with its model when both come back. A pickle can run
-code when it is read: it is loaded for a caller who allows it alone.
-"""
+"""Named objects in a folder: ``objects.json`` and safetensors where possible, a pickle where not."""
 
 from __future__ import annotations
 
@@ -112,6 +107,9 @@ def load_named(
 ) -> dict[str, Any]:
     """Read what ``save_named`` wrote.
 
+    Every file has a hash in the metadata, and nothing is read before its hash was compared. A pickle can run code when
+    it is read: it is loaded for a caller who allows it alone.
+
     Args:
         folder: where the files are.
         section: what the metadata records.
@@ -147,6 +145,9 @@ Artifacts = dict[str, dict[str, Any]]
 
 def write_objects(value: Any, folder: Storage, known: Mapping[int, str] | None = None) -> Artifacts:
     """Write ``value`` into ``folder``.
+
+    Tensors leave the pickle by its ``persistent_id``, so that an optimizer still shares its parameters with its model
+    when both come back.
 
     Args:
         value: anything that cloudpickle takes.

@@ -1,19 +1,4 @@
-"""Objects as JSON: what an estimator or a fitted model is made of, without code.
-
-Enters: settings, histories, losses, optimizers, functions of installed packages. Leaves: JSON values and the tensors
-they refer to by name; from these, equal objects. What is not of a kind listed here raises ``NotPlain``, and is left to
-a pickle.
-
-    numbers, strings, lists     as in any tree (``documents/trees.py``); dtypes and numpy's scalars under marks
-    functions and classes       by import path, only of torch, torchmetrics and what the reader allows; never called
-    losses of torch.nn          class and constructor arguments
-    optimizers                  class, groups by parameter name, state as tensors
-    Store, SparkBackend, ...    the fields of sparkdl's own records, each of its type
-
-A file can therefore make only losses, optimizers and sparkdl's own records, and nothing is imported for it that its
-reader has not allowed (``models/trust.py``). Variables for the ranks' environment can run code (``LD_PRELOAD``), so
-they need the word that a pickle needs; a store is never temporary when restored, as such a folder is deleted.
-"""
+"""The objects of an estimator or a fitted model as JSON, without code."""
 
 from __future__ import annotations
 
@@ -68,6 +53,14 @@ class NotPlain(Exception):
 
 class Encoder(trees.Encoder):
     """Turns objects into JSON values, and collects their tensors.
+
+    What is not of a kind listed here raises ``NotPlain``, and is left to a pickle.
+
+        numbers, strings, lists     as in any tree (``documents/trees.py``); dtypes and numpy's scalars under marks
+        functions and classes       by import path, only of torch, torchmetrics and what the reader allows; never called
+        losses of torch.nn          class and constructor arguments
+        optimizers                  class, groups by parameter name, state as tensors
+        Store, SparkBackend, ...    the fields of sparkdl's own records, each of its type
 
     Args:
         known: by ``id``, tensors that the reader will have from elsewhere, and their names.
@@ -156,6 +149,10 @@ class Encoder(trees.Encoder):
 
 class Decoder(trees.Decoder):
     """Makes the objects again.
+
+    A file can make only losses, optimizers and sparkdl's own records, and nothing is imported for it that its reader
+    has not allowed (``models/trust.py``). Variables for the ranks' environment can run code (``LD_PRELOAD``), so they
+    need the word that a pickle needs; a store is never temporary when restored, as such a folder is deleted.
 
     Args:
         tensors: those that the encoder collected.

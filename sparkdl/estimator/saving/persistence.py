@@ -1,18 +1,4 @@
-"""Saving and loading the estimator and its model, alone and inside Spark's pipelines.
-
-Enters: a stage. Leaves: Spark's ``metadata`` folder with the plain parameters, and beside it the artifacts as files:
-weights in safetensors, the rest as JSON, a hash of each in the metadata. On loading nothing is read before its hash was
-compared. What only a pickle can hold (a class of a notebook, a lambda) goes into one, and that is loaded for callers
-who allow it alone (``models/trust.py``).
-
-    path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
-    path/bundle/           the model as a bundle (models/bundle.py)
-    path/objects/          optimizer, loss, history, callbacks, ... (saved.py)
-
-A stage of ours is replaced whole or stays. Spark's own writers of pipelines and searches do otherwise: with
-``overwrite()`` they delete what is there first, then write stage by stage, and what fails in between leaves the stages
-before it. No stage has a say in that, so ``save_atomically`` saves them beside the target and moves them there.
-"""
+"""Writers and readers of the estimator and its model, alone and inside Spark's pipelines."""
 
 from __future__ import annotations
 
@@ -56,7 +42,17 @@ class _Section:
 
 
 class StageWriter(MLWriter):
-    """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too."""
+    """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too.
+
+    Beside Spark's ``metadata`` folder with the plain parameters lie the artifacts as files: weights in safetensors, the
+    rest as JSON, a hash of each in the metadata. On loading nothing is read before its hash was compared. What only a
+    pickle can hold (a class of a notebook, a lambda) goes into one, and that is loaded for callers who allow it alone
+    (``models/trust.py``).
+
+        path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
+        path/bundle/           the model as a bundle (models/bundle.py)
+        path/objects/          optimizer, loss, history, callbacks, ... (artifacts.py)
+    """
 
     _stage = ""
 
@@ -105,6 +101,10 @@ def save_atomically(stage: MLWritable, path: str, *, overwrite: bool = False) ->
 
     ``stage.write().overwrite().save(path)`` of Spark's own classes deletes the old one before it writes the new one.
     What is saved either way is the same, and Spark's ``load`` reads it.
+
+    A stage of ours is replaced whole or stays. Spark's own writers of pipelines and searches write stage by stage, and
+    what fails in between leaves the stages before it. No stage has a say in that, so this saves them beside the target
+    and moves them there.
 
     Args:
         stage: a ``Pipeline``, ``PipelineModel``, ``CrossValidatorModel`` or the like.

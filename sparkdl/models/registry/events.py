@@ -1,8 +1,4 @@
-"""What happens to the models of a registry, as events, and what these add up to.
-
-An event is a row of the registry's table. ``State`` goes over the few columns that say what there is; it decodes the
-metrics, parameters and lineage only of versions that a question is about, as these take most of the time. No disk.
-"""
+"""The events of a registry's models, and the state that they add up to; no disk."""
 
 from __future__ import annotations
 
@@ -268,6 +264,9 @@ class _Model:
 
 class State:
     """What the events of a registry add up to.
+
+    An event is a row of the registry's table. The state goes over the few columns that say what there is; it decodes
+    the metrics, parameters and lineage only of versions that a question is about, as these take most of the time.
 
     Args:
         rows: of the events table, in any order.

@@ -1,17 +1,4 @@
-"""Garbage of a registry: what no version, no alias and nobody at work needs is removed.
-
-An artifact goes only if no version names it, none that did was deleted within the age, none of its files is younger,
-and no lease names it. What is needed is told by all events of the table, never by a checkpoint.
-
-A lease says that somebody needs an artifact just now: a publication under way, a job that reads one. Its holder says
-every half minute that he lives; one that was killed is known to be gone at once on its own machine, and after five
-minutes of silence elsewhere. A publication writes its lease, then looks for a mark of a collection; a collection writes
-its mark, then looks for leases and for versions. So one of the two sees the other: the publication waits, or the
-collection leaves the artifact.
-
-    <registry>/leases/<random>.json              a lease
-    <registry>/leases/collecting-<random>.json   a mark
-"""
+"""Garbage of a registry: what no version, no alias and nobody at work needs is removed."""
 
 from __future__ import annotations
 
@@ -90,6 +77,15 @@ class Holder:
 @dataclass(frozen=True)
 class Leases:
     """The leases of one registry.
+
+    A lease says that somebody needs an artifact just now: a publication under way, a job that reads one. Its holder
+    says every half minute that he lives; one that was killed is known to be gone at once on its own machine, and after
+    five minutes of silence elsewhere. A publication writes its lease, then looks for a mark of a collection; a
+    collection writes its mark, then looks for leases and for versions. So one of the two sees the other: the
+    publication waits, or the collection leaves the artifact.
+
+        <registry>/leases/<random>.json              a lease
+        <registry>/leases/collecting-<random>.json   a mark
 
     Attributes:
         folder: for them alone.
@@ -230,6 +226,9 @@ def spare_versions(
 @dataclass(frozen=True)
 class Garbage:
     """One collection.
+
+    An artifact goes only if no version names it, none that did was deleted within the age, none of its files is
+    younger, and no lease names it. What is needed is told by all events of the table, never by a checkpoint.
 
     Attributes:
         root: the registry's folder.

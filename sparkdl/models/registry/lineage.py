@@ -1,7 +1,4 @@
-"""Lineage both ways: from a model to the files it was trained on, from a table or a file of it to models.
-
-Which files a version of a table is made of is not noted with each model: the table's own log tells when asked.
-"""
+"""Lineage both ways: from a model to the files it was trained on, from a table or a file of it to models."""
 
 from __future__ import annotations
 
@@ -180,6 +177,7 @@ def _address(table: str, reach: Reach) -> str:
         return table
 
 
+# Which files a version of a table is made of is not noted with each model: the table's own log tells when asked.
 def _files(table: str, version: int | None, reach: Reach) -> tuple[tuple[str, ...] | None, str]:
     """The files of a version of a table; None, and why, where they cannot be told."""
     if version is None:

@@ -1,12 +1,4 @@
-"""The log of a registry: questions to what its events add up to, and one more event after them.
-
-A question reads a checkpoint, one file with all events up to a version of the table, and the few commits since. A
-checkpoint is never needed: where it is gone, altered, or of another table, the whole table is read.
-
-    <registry>/registry.json      {"format": 1}; registries of the first sparkdl have none
-    <registry>/events/            Delta table: one row an event
-    <registry>/state/checkpoint   SHA-256 of the rest, a line feed, the events as a Parquet file
-"""
+"""The log of a registry: questions to what its events add up to, and one more event after them."""
 
 from __future__ import annotations
 
@@ -101,6 +93,13 @@ class _Snapshot:
 @dataclass(frozen=True)
 class EventLog:
     """The events of one registry.
+
+    A question reads a checkpoint, one file with all events up to a version of the table, and the few commits since. A
+    checkpoint is never needed: where it is gone, altered, or of another table, the whole table is read.
+
+        <registry>/registry.json      {"format": 1}; registries of the first sparkdl have none
+        <registry>/events/            Delta table: one row an event
+        <registry>/state/checkpoint   SHA-256 of the rest, a line feed, the events as a Parquet file
 
     Attributes:
         root: the registry's folder.

@@ -1,15 +1,4 @@
-"""Versions of published models and the aliases that point to them, in one Delta table.
-
-    <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
-    <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
-    <uri>/state/                      what the events were a few commits ago; not needed
-    <uri>/leases/                     who publishes or uses an artifact just now
-
-The state is a fold over the events, and an event commits only on the table version that its decision was made on.
-So two publishers never take one number, an alias never points to a version that is gone, and a publisher that is killed
-leaves an artifact that nothing names. Whoever loses a race reads again and decides again (``log.py``).
-No Spark, and no torch but for ``load``.
-"""
+"""Versions of published models and the aliases that point to them, in one Delta table."""
 
 from __future__ import annotations
 
@@ -80,6 +69,16 @@ def bundle_of(version: ModelVersion) -> BundleInfo:
 @dataclass(frozen=True)
 class ModelRegistry:
     """A registry of models, by its address.
+
+        <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
+        <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
+        <uri>/state/                      what the events were a few commits ago; not needed
+        <uri>/leases/                     who publishes or uses an artifact just now
+
+    The state is a fold over the events, and an event commits only on the table version that its decision was made on.
+    So two publishers never take one number, an alias never points to a version that is gone, and a publisher that is
+    killed leaves an artifact that nothing names. Whoever loses a race reads again and decides again (``log.py``). No
+    Spark, and no torch but for ``load``.
 
     Attributes:
         uri: a local folder or ``s3://...``.

@@ -1,10 +1,4 @@
-"""Signatures of a registry's events: whoever can write to its storage is not believed for that.
-
-Enters: a key, which is a secret (HMAC-SHA256) or an Ed25519 key, whose private half signs and whose public one checks;
-events. Leaves: signed events, or one sentence about one that is not. Signed is all that an event says, its place
-in the log included: a publication with the content hash of its bundle, metrics and lineage, a move of an alias. What no
-signature shows is that the newest events are there: whoever can delete them can take the registry back.
-"""
+"""Signatures of a registry's events: whoever can write to its storage is not believed for that."""
 
 from __future__ import annotations
 
@@ -112,6 +106,10 @@ class SigningKey:
 @dataclass(frozen=True)
 class Keys:
     """The keys that a registry was opened with: the first signs, each of them is believed.
+
+    Signed is all that an event says, its place in the log included: a publication with the content hash of its bundle,
+    metrics and lineage, a move of an alias. What no signature shows is that the newest events are there: whoever can
+    delete them can take the registry back.
 
     Attributes:
         keys: none where nothing is signed and nothing checked.

@@ -1,11 +1,4 @@
-"""What ``where`` means: conditions on columns, all of which a row must meet, as Spark's SQL understands them.
-
-Enters: ``[("day", ">=", date(2026, 3, 1)), ("country", "in", ["DE", "FR"])]``, as ``pyarrow.parquet.read_table`` takes
-them, and the types of the columns. Leaves: for a column of values, which of them meet a condition; for the least and
-the greatest values of files, which files can hold such a value. No Spark, no disk.
-
-As in SQL a null meets nothing but ``is``; NaN is greater than every number, and -0.0 is 0.0.
-"""
+"""The meaning of ``where``: conditions on columns, all of which a row must meet, as in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -102,6 +95,9 @@ class Condition:
 
 def conditions_of(where: Sequence[tuple[str, str, Any]], schema: pa.Schema) -> tuple[Condition, ...]:
     """Check conditions against a table's columns.
+
+    They are written as ``pyarrow.parquet.read_table`` takes them: ``[("day", ">=", date(2026, 3, 1)), ("country", "in",
+    ["DE", "FR"])]``. As in SQL a null meets nothing but ``is``; NaN is greater than every number, and -0.0 is 0.0.
 
     Args:
         where: ``(column, operator, value)`` each; ``in`` and ``not in`` take a list, ``is`` and ``is not`` take None.

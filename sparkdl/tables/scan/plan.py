@@ -1,8 +1,4 @@
-"""Which files of a version have to be read, and which worker reads which part of them: from the log alone.
-
-Enters: an open table, ``where``. Leaves: the files that can hold rows of interest, by the values of their partition and
-by their statistics, and for given columns the task that reads them. No Spark, and no file is opened.
-"""
+"""The files of a version that have to be read, and their parts by worker, planned from the log alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A worker's share of a table: parts of files in, record batches out, in the types of the table.
-
-Enters: numbers of shares, as Spark's tasks get them. Leaves: batches of the wanted columns, without rows that are
-deleted or that ``where`` does not hold for. A task holds one batch, and of remote files what it reads of one row group.
-No Spark, no torch: the function runs inside a Spark worker, and in a test without one.
-"""
+"""A worker's share of a table: parts of files in, record batches in the types of the table out; no Spark."""
 
 from __future__ import annotations
 
@@ -56,6 +51,9 @@ class FilePart:
 @dataclass(frozen=True, kw_only=True)
 class ScanTask:
     """The function that every task of a scan runs.
+
+    Rows that are deleted, or that ``where`` does not hold for, are left out. A task holds one batch, and of remote
+    files what it reads of one row group. It runs inside a Spark worker, and in a test without one.
 
     Attributes:
         root: the table's folder.
