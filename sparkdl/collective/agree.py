@@ -1,8 +1,4 @@
-"""What ranks must agree on before they exchange tensors: shapes, dtypes, and the state of an optimizer.
-
-Enters: named tensors or an optimizer of one rank. Leaves: the same, or one error on every rank that names the first
-difference.
-"""
+"""The agreement of ranks before they exchange tensors: shapes, dtypes, and the state of an optimizer."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The Protocols of this room: what the training loop asks of the ranks, and what gradients ask of a backend.
-
-Enters: tensors, values, gradients of one rank. Leaves: the same, agreed on by all ranks.
-
-Stage 3 of 6. ``backends/`` holds three implementations of ``Collective``, and one contract test runs over all of them.
-``Ranks`` is what the two real ones have in common, and all that ``gradients/`` knows of them.
-"""
+"""The Protocols of this room: what the training loop asks of the ranks, and gradients of a backend."""
 
 from __future__ import annotations
 
@@ -116,7 +110,10 @@ class GradientSync(Protocol):
 
 
 class Collective(Protocol):
-    """The ranks of one run, as one of them sees them."""
+    """The ranks of one run, as one of them sees them.
+
+    ``backends/`` holds three implementations, and one contract test runs over all of them.
+    """
 
     @property
     def name(self) -> str:
@@ -183,7 +180,10 @@ class Pending(Protocol):
 
 
 class Ranks(Protocol):
-    """The operations of a backend that gradients travel by: they start, and complete in the background."""
+    """The operations of a backend that gradients travel by: they start, and complete in the background.
+
+    The two real backends have them in common, and ``gradients/`` knows nothing else of a backend.
+    """
 
     @property
     def name(self) -> str:

@@ -1,8 +1,4 @@
-"""Join the ranks of a run: the one way into a ``Collective``.
-
-Enters: a world, and the addresses that the launcher put into the environment. Leaves: a ``Collective`` of the backend
-that was asked for, or of the best one there is.
-"""
+"""``open_collective``: the ranks of a run join, the one way into a ``Collective``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""All-gather, reduce-scatter and all-to-all of tensors on CPUs, as messages from each rank to each other.
-
-A rank says that it can receive before it sends: gloo says so on the connection that it sends on, behind what it sends,
-so that of its own all-gather and all-to-all of two ranks one way follows the other; and its reduce-scatter is an
-all-reduce inside, which sends twice as much. Steps that wait for each other take as long for megabytes, and three times
-as long for a few bytes of eight ranks. ``tests/bench/bench_pairwise.py`` has the milliseconds of both.
-"""
+"""All-gather, reduce-scatter and all-to-all of tensors on CPUs, as messages from each rank to each other."""
 
 from __future__ import annotations
 
@@ -84,6 +78,11 @@ def all_to_all(
 
 def _exchange(received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Receive from each other rank of a group, and give it what is for it; nothing travels of empty tensors.
+
+    A rank says that it can receive before it sends: gloo says so on the connection that it sends on, behind what it
+    sends, so that of its own all-gather and all-to-all of two ranks one way follows the other; and its reduce-scatter
+    is an all-reduce inside, which sends twice as much. Steps that wait for each other take as long for megabytes, and
+    three times as long for a few bytes of eight ranks. ``tests/bench/bench_pairwise.py`` has the milliseconds of both.
 
     Args:
         received: tensors for what comes, by rank.

@@ -1,8 +1,4 @@
-"""Python objects on their way between ranks: pickled, and signed with a key of the run, for pickles run code.
-
-Enters: a value of one rank; bytes that came over a connection which the backend opened, and which proves nothing of who
-wrote them. Leaves: the value, if a rank of this run signed it for this very place in this very operation.
-"""
+"""Python objects on their way between ranks: pickled, and signed with a key of the run, as pickles run code."""
 
 from __future__ import annotations
 
@@ -35,6 +31,9 @@ class _Unpicklable:
 
 class SignedObjects:
     """Packs and unpacks the objects of one collective; every rank makes one, and counts the operations alike.
+
+    The connections are the backend's, and prove nothing of who wrote what comes. A value is unpacked if a rank of this
+    run signed it for this very place in this very operation.
 
     Raises:
         ConfigError: ranks that another launcher started share no secret.

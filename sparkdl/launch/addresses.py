@@ -1,8 +1,4 @@
-"""How ranks find each other: who is on which host, at which address, by which interface.
-
-Enters: the hosts that the slots of a job run on. Leaves: one ``World`` per slot, the environment that ``hvd.init()``
-and ``dist.init_process_group()`` read, addresses and interfaces.
-"""
+"""The hosts, addresses and interfaces by which ranks find each other."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Python workers that have torch loaded when they are born.
-
-Spark asks for a Python daemon, and gets one that imports the heavy modules once per executor, before it forks workers,
-instead of once in every worker (``import torch`` alone costs 1 to 3 s). To use it:
-
-    spark.python.daemon.module   sparkdl.launch.daemon
-
-The module must be importable on the executors. Which modules are loaded is said by the variable SPARKDL_PRELOAD, a list
-with commas (``spark.executorEnv.SPARKDL_PRELOAD``); the default is every module of DEFAULT_PRELOAD that is installed.
-A session's other Python work gets the same workers, which share the loaded pages.
-"""
+"""Spark's Python daemon with torch loaded before it forks workers."""
 
 from __future__ import annotations
 
@@ -50,7 +40,17 @@ def _running_threads() -> int:
 
 
 def main() -> None:
-    """Load the modules, then be Spark's own daemon."""
+    """Load the modules, then be Spark's own daemon.
+
+    The heavy modules are imported once per executor, instead of once in every worker (``import torch`` alone costs 1 to
+    3 s). It is used by the setting
+
+        spark.python.daemon.module   sparkdl.launch.daemon
+
+    for which the module must be importable on the executors. The variable SPARKDL_PRELOAD says which modules are
+    loaded, a list with commas (``spark.executorEnv.SPARKDL_PRELOAD``); the default is every module of DEFAULT_PRELOAD
+    that is installed. A session's other Python work gets the same workers, which share the loaded pages.
+    """
     # Spark talks to the daemon over stdout from its first byte on: what an import prints must not get there.
     to_spark = os.dup(1)
     os.dup2(2, 1)

@@ -1,7 +1,4 @@
-"""Ranks as processes of this machine, without Spark: for tests, notebooks and ``np < 0``.
-
-Enters: a function of a ``World``. Leaves: the values it returned, in rank order.
-"""
+"""Ranks as processes of this machine, without Spark: for tests, notebooks and ``np < 0``."""
 
 from __future__ import annotations
 

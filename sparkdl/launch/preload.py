@@ -1,4 +1,4 @@
-"""A guess which modules a function will need, to be loaded while the ranks wait for each other."""
+"""The modules that a function will need, guessed, and loaded while the ranks wait for each other."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The key-value store that the ranks of a run meet at, over authenticated connections.
-
-One process holds a ``KeyValueStore`` (the driver, or the task of slot 0 where executors do not reach it), every rank a
-``StoreClient``; both sides speak through ``wire.Connection``, so nobody without the secret of the run reads or writes a
-key. It is bounded in keys and bytes, and gone with the run.
-"""
+"""The key-value store that the ranks of a run meet at, over authenticated connections."""
 
 from __future__ import annotations
 
@@ -28,7 +23,12 @@ _KEY_OVERHEAD_BYTES = 128
 
 
 class KeyValueStore:
-    """The values of one run, held in this process."""
+    """The values of one run, held in this process.
+
+    One process has it (the driver, or the task of slot 0 where executors do not reach it), every rank a
+    ``StoreClient``; both sides speak through ``wire.Connection``, so nobody without the secret of the run reads or
+    writes a key. It is bounded in keys and bytes, and gone with the run.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

@@ -1,13 +1,4 @@
-"""The wire between the driver and its ranks: a port, and authenticated frames over TCP.
-
-Both ends prove that they hold the secret of the run before either reads anything else (HMAC-SHA256 over fresh nonces,
-within one deadline for the whole handshake), and every frame after that carries a tag over its position, header and
-body, so nothing can be slipped in, replayed or altered. Frames are not encrypted: ``docs/threat-model.md`` says what
-does that.
-
-A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values are pickled with out-of-band buffers
-(PEP 574) and sent in chunks of at most 4 MiB, so that an array larger than memory's half still arrives, without a copy.
-"""
+"""The wire between the driver and its ranks: a port, and authenticated frames over TCP."""
 
 from __future__ import annotations
 
@@ -77,6 +68,15 @@ def load_value(parts: list[bytearray]) -> Any:
 
 class Connection:
     """One end of an authenticated connection; any thread may send, one thread receives.
+
+    Both ends prove that they hold the secret of the run before either reads anything else (HMAC-SHA256 over fresh
+    nonces, within one deadline for the whole handshake), and every frame after that carries a tag over its position,
+    header and body, so nothing can be slipped in, replayed or altered. Frames are not encrypted:
+    ``docs/threat-model.md`` says what does that.
+
+    A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values are pickled with out-of-band buffers
+    (PEP 574) and sent in chunks of at most 4 MiB, so that an array larger than memory's half still arrives, without a
+    copy.
 
     Args:
         sock: a connected socket, owned from now on.

@@ -1,8 +1,4 @@
-"""What the trainer asks of a strategy.
-
-The trainer owns the order of batches, objective, metrics, schedule, checkpoints, selection and callbacks; a strategy
-owns where parameters, gradients and optimizer state live, and what travels.
-"""
+"""The contract of a strategy with the trainer."""
 
 from __future__ import annotations
 
@@ -104,6 +100,9 @@ class TaskView:
 
 class Strategy(ABC):
     """Trains one model on all ranks; every rank calls every method, in the same order.
+
+    The trainer owns the order of batches, objective, metrics, schedule, checkpoints, selection and callbacks; a
+    strategy owns where parameters, gradients and optimizer state live, and what travels.
 
     Ranks that read the same rows have the same ``data_rank``; each part of the data is read by equally many. Metrics
     and sums are those of the one among them that ``counts_rows``, so its ``step`` and ``evaluate`` return the outputs.

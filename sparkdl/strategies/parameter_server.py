@@ -1,12 +1,4 @@
-"""Parameters on servers: every rank is a worker that pushes gradients and pulls parameters, by ``ServerOptions``.
-
-Servers are threads in the first ranks (``server.py``), beside the workers: whoever starts ranks starts servers, and the
-driver, which may be far away, carries no gradients. A step, seen from a worker:
-
-    forward, backward -> push: to each server the gradients of its parts -> pull: wait as long as ``staleness`` says
-
-After Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014).
-"""
+"""Parameters on servers: every rank is a worker that pushes gradients and pulls parameters."""
 
 from __future__ import annotations
 
@@ -68,6 +60,13 @@ class _Part:
 
 class ParameterServer(Strategy):
     """Pushes the gradients of its rows to the servers, and pulls the parameters from them.
+
+    Servers are threads in the first ranks (``server.py``), beside the workers: whoever starts ranks starts servers, and
+    the driver, which may be far away, carries no gradients. A step, seen from a worker:
+
+        forward, backward -> push: to each server the gradients of its parts -> pull: wait as long as ``staleness`` says
+
+    After Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014).
 
     With ``staleness=0`` the weights are those of ``AllReduce``, and so is what is saved. Otherwise the bound is what is
     guaranteed: no worker begins a step while it is more than ``staleness`` pushes ahead of the slowest. All workers

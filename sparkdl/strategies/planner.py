@@ -1,10 +1,4 @@
-"""What a step would take under each strategy, and which is the fastest that fits: estimates from one measurement.
-
-One process measures the model: seconds of its passes by rows, when each gradient is ready, what stays in memory, and
-how much longer a step takes when torch's own parts have dealt the model to ranks whose messages take no time. Links are
-latency, bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005) and how messages and computing delay each
-other. The rest follows each strategy's schedule; ``docs/strategies.md`` says how far that is from what is measured.
-"""
+"""The estimated step of each strategy, and the fastest that fits, from one measurement of the model."""
 
 from __future__ import annotations
 
@@ -755,6 +749,12 @@ def rank_strategies(
     local_ranks: int = 1,
 ) -> Plan:
     """Estimate every strategy for ``ranks``, and put the fastest that fits first.
+
+    One process measures the model: seconds of its passes by rows, when each gradient is ready, what stays in memory,
+    and how much longer a step takes when torch's own parts have dealt the model to ranks whose messages take no time.
+    Links are latency, bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005) and how messages and computing
+    delay each other. The rest follows each strategy's schedule; ``docs/strategies.md`` says how far that is from what
+    is measured.
 
     Args:
         costs: of the model.

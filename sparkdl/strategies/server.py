@@ -1,9 +1,4 @@
-"""A parameter server: parts of the parameters, the optimizer that steps them, and the clocks of the workers.
-
-Workers speak to it over the authenticated connections of ``launch.wire``. ``torch.distributed.rpc`` was not taken: it
-unpickles whatever comes from whoever reaches its port. Gradients and parameters travel as bytes here; what is pickled,
-the state of an optimizer and what ranks gather, comes from an end that has proved to hold the secret of the run.
-"""
+"""A parameter server: parts of the parameters, the optimizer that steps them, and the clocks of the workers."""
 
 from __future__ import annotations
 
@@ -344,7 +339,13 @@ class Server:
 
 
 def host(server: Server, address: str, secret: bytes) -> Listener:
-    """Let ``server`` be reached at a free port of ``address`` by who holds ``secret``."""
+    """Let ``server`` be reached at a free port of ``address`` by who holds ``secret``.
+
+    Workers speak to it over the authenticated connections of ``launch.wire``. ``torch.distributed.rpc`` was not taken:
+    it unpickles whatever comes from whoever reaches its port. Gradients and parameters travel as bytes here; what is
+    pickled, the state of an optimizer and what ranks gather, comes from an end that has proved to hold the secret of
+    the run.
+    """
     return Listener(address, authenticated(secret), server.serve, backlog=server.workers.size)
 
 

@@ -1,4 +1,4 @@
-"""Simulations of schedules: buckets that leave during a backward pass, stages of a pipeline, many ranks that differ.
+"""Simulations of schedules: buckets that leave during a backward pass, stages of a pipeline, uneven ranks.
 
 They know seconds alone; ``planner.py`` says of what.
 """

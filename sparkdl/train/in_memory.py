@@ -1,8 +1,4 @@
-"""Batches of tensors that are in memory already: for small data, examples and tests.
-
-Enters: named tensors, equal on all ranks. Leaves: a ``BatchSource`` whose global batches are the same at every world
-size, with exact tails.
-"""
+"""Batches of tensors that are in memory already: for small data, examples and tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Model selection: which epoch is best, keeping its weights, when to stop waiting for a better one.
-
-Enters: each epoch's row of the history, equal on all ranks. Leaves: the same selection on all ranks, and at the end the
-best weights in the model of every one.
-"""
+"""Model selection: the best epoch, its weights, and the end of the wait for a better one."""
 
 from __future__ import annotations
 
@@ -48,6 +44,9 @@ def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates
 
 class ModelSelection:
     """Compares epochs by one column of their rows, equal ones by their loss: few rows have few accuracies.
+
+    Rows of the history are equal on all ranks, and so is the selection; at the end every rank's model has the best
+    weights.
 
     Args:
         task: whose outputs the rows tell of.

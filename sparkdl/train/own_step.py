@@ -1,13 +1,4 @@
-"""A step of the user's own: a function that calls ``zero_grad``, ``backward`` and ``step`` itself.
-
-N ranks compute what one process computes that runs the function on whole global batches with a plain optimizer, as far
-as the function's loss is a mean over the rows of its batch.
-
-The optimizer is the user's own object. Hooks weigh what each backward pass adds to the gradients by the rows of this
-rank's batch, and exchange the gradients where the pass ends: whatever looks at them afterwards, be it clipping,
-``step()`` or a print, finds the gradient of the global batch. Averaging is linear, so a pass that adds to gradients
-already exchanged may exchange their sum; Adasum is not, and refuses such a pass.
-"""
+"""A step of the user's own: a function that calls ``zero_grad``, ``backward`` and ``step`` itself."""
 
 from __future__ import annotations
 
@@ -32,6 +23,13 @@ _NAMES = ("backward_passes_per_step", "set_backward_passes_per_step", "skip_sync
 
 class OwnStep:
     """Runs ``Task.manual_step`` with the optimizer of the run; the trainer's ``Step``.
+
+    N ranks compute what one process computes that runs the function on whole global batches with a plain optimizer, as
+    far as the function's loss is a mean over the rows of its batch. The optimizer is the user's own object. Hooks weigh
+    what each backward pass adds to the gradients by the rows of this rank's batch, and exchange the gradients where the
+    pass ends: whatever looks at them afterwards, be it clipping, ``step()`` or a print, finds the gradient of the
+    global batch. Averaging is linear, so a pass that adds to gradients already exchanged may exchange their sum; Adasum
+    is not, and refuses such a pass.
 
     The optimizer gets the methods of Horovod's ``DistributedOptimizer`` for as long as the run lasts:
     ``synchronize()``, ``skip_synchronize()``, ``set_backward_passes_per_step()`` and the attribute

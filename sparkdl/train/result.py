@@ -1,8 +1,4 @@
-"""What a training run leaves behind: its course as two tables, and its end.
-
-Enters: one row after each optimizer step and one after each epoch. Leaves: ``History``, which has both tables as
-columns, rows or data frames, and ``TrainResult``, which the trainer fills and the caller reads.
-"""
+"""The result of a training run: its history as two tables, and its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the trainer asks of its batches, and how it brings them to where the model computes.
-
-Two Protocols, which ``batches.reading.loader`` and ``train.in_memory`` satisfy, and which a loader of a user's own may
-satisfy as well.
-"""
+"""The batches that the trainer asks for, and their way to where the model computes."""
 
 from __future__ import annotations
 
@@ -48,6 +44,8 @@ class BatchLike(Protocol):
 @runtime_checkable
 class BatchSource(Protocol):
     """Batches of an epoch, as many on every rank, in an order that its seed and the epoch fix.
+
+    The loaders of ``batches.reading.loader`` and ``train.in_memory`` satisfy it, and one of a user's own may as well.
 
     A source may also have ``bounds(name)``, the least and greatest value of a tensor over the whole set, or None: where
     it shows that no class label is ignored, a loss over classes spares its ranks an exchange a step. And it may have

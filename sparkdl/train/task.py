@@ -1,8 +1,4 @@
-"""What is to be trained, and how its parts are made on a rank.
-
-Enters: a model, an optimizer, a loss, a scheduler, each as the object itself or as something that makes it, and the
-names of the tensors that go in. Leaves: the made parts, on the rank's device, bound to each other.
-"""
+"""The task of a training, and how a rank makes its parts."""
 
 from __future__ import annotations
 

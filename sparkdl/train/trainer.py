@@ -1,9 +1,4 @@
-"""A training, from its first step to its result: the course, the epoch, the step.
-
-N ranks compute what one rank computes on the same global batches. Nothing in a step waits for the device or for other
-ranks but the exchange of gradients itself: losses are looked at once a window, metrics are reduced once an epoch,
-checkpoints are written beside training.
-"""
+"""A training, from its first step to its result: the course, the epoch, the step."""
 
 from __future__ import annotations
 
@@ -60,6 +55,10 @@ def fit(
     strategy: Strategy | None = None,
 ) -> TrainResult:
     """Train ``task``; every rank calls this with its own part of the batches.
+
+    N ranks compute what one rank computes on the same global batches. Nothing in a step waits for the device or for
+    other ranks but the exchange of gradients itself: losses are looked at once a window, metrics are reduced once an
+    epoch, checkpoints are written beside training.
 
     Args:
         task: model, optimizer, loss, and the tensors they take.

@@ -1,8 +1,4 @@
-"""What both real backends share: the Protocol of ``base.py`` built out of four primitive operations.
-
-Enters: tensors and objects of one rank. Leaves: the same, agreed on by all ranks. A backend adds only how a flat
-tensor is reduced, broadcast and gathered, how it waits, and what its errors look like.
-"""
+"""The part that both real backends share: the Protocol of ``base.py``, built out of four primitive operations."""
 
 from __future__ import annotations
 
@@ -55,6 +51,9 @@ def widened(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 class GroupCollective(ABC):
     """A ``Collective`` over several processes; subclasses add the primitives.
+
+    A backend adds only how a flat tensor is reduced, broadcast and gathered, how it waits, and what its errors look
+    like.
 
     Args:
         world: where this rank stands.

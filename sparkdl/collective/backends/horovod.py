@@ -1,8 +1,4 @@
-"""The collective over Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it.
-
-Enters: a world, and the way to the store of the run (``horovod_rendezvous``). Leaves: a
-``Collective``. Where user code called ``hvd.init()`` already, that Horovod is used as it is, and left running.
-"""
+"""The collective over Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it."""
 
 from __future__ import annotations
 
@@ -145,6 +141,8 @@ def cycle_ms(gradient_bytes: int | None, *, shared_memory: bool) -> float:
 
 class HorovodCollective(GroupCollective):
     """The ranks of one Horovod.
+
+    Where user code called ``hvd.init()`` already, that Horovod is used as it is, and left running.
 
     Args:
         world: where this rank stands.

@@ -1,8 +1,4 @@
-"""How a rank joins Horovod's other ranks: who must be there, whether this host can connect, what ``hvd.init()`` reads.
-
-Enters: a world, and the store of the run. Leaves: one typed error on every rank where it
-cannot work, before ``hvd.init()``, which would abort the process; else the variables for it.
-"""
+"""The way of a rank to Horovod's other ranks: who must be there, which hosts connect, what is set."""
 
 from __future__ import annotations
 
@@ -28,6 +24,8 @@ def await_everyone(world: World, seconds: float) -> None:
 
     ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there. Where
     user code hosts a rendezvous of its own, no roll is called.
+
+    Where joining cannot work, every rank raises one typed error before ``hvd.init()``.
 
     Raises:
         ClusterError: some rank did not come in time; it is named.

@@ -1,7 +1,4 @@
-"""The collective of one rank: nothing travels, everything else behaves as with many.
-
-Enters and leaves: one rank's tensors and objects.
-"""
+"""The collective of one rank: nothing travels, everything else behaves as with many."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The collective over ``torch.distributed``: gloo between CPUs, NCCL between GPUs.
-
-Enters: a world, and the store of the run. Leaves: a ``Collective``.
-A process group that user code made already is used as it is, and left standing.
-"""
+"""The collective over ``torch.distributed``: gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +40,10 @@ class _Work:
 
 
 class TorchCollective(GroupCollective):
-    """The ranks of one ``torch.distributed`` process group."""
+    """The ranks of one ``torch.distributed`` process group.
+
+    A process group that user code made already is used as it is, and left standing.
+    """
 
     def __init__(self, world: World, *, timeout: timedelta, may_share_memory: bool = False) -> None:
         super().__init__(world, timeout, may_share_memory=may_share_memory)

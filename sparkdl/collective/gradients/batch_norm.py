@@ -1,12 +1,4 @@
-"""Normalisation whose statistics run over the global batch, on CPU as on GPU, for local batches of any size.
-
-Enters: a model with ``BatchNorm`` layers, or ``InstanceNorm`` layers with running statistics. Leaves: the same model,
-whose layers ask the other ranks for their counts, means and variances while they train. torch's own ``SyncBatchNorm``
-takes CUDA tensors only.
-
-The modules stay the ones they are, with their parameters and buffers: only their ``forward`` is replaced, on the
-instance, so that a state dict, a copy, a pickle and ``isinstance`` see nothing of it.
-"""
+"""Normalisation whose statistics run over the global batch, on CPU as on GPU, for local batches of any size."""
 
 from __future__ import annotations
 
@@ -27,6 +19,11 @@ CHANNEL = "batch_norm"
 
 def synchronise_norms(model: torch.nn.Module, ranks: Ranks, wanted: bool | None) -> SynchronisedNorms | None:
     """Let the normalisation layers of ``model`` see the global batch; None where there is nothing to synchronise.
+
+    Layers of ``BatchNorm``, and of ``InstanceNorm`` with running statistics, then ask the other ranks for their counts,
+    means and variances while they train; torch's own ``SyncBatchNorm`` takes CUDA tensors only. The modules stay the
+    ones they are, with their parameters and buffers: only their ``forward`` is replaced, on the instance, so that a
+    state dict, a copy, a pickle and ``isinstance`` see nothing of it.
 
     Args:
         model: whose layers to take.

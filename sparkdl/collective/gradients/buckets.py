@@ -1,9 +1,4 @@
-"""Which gradients travel together: flat buckets, in the order in which a backward pass fills them.
-
-Enters: parameters in that order. Leaves: buckets, each one flat tensor that is reduced in one message, with a view of
-it for every gradient. A bucket ends in one number per parameter that says whether this rank has a gradient for it:
-the sum of these over all ranks tells a gradient of zeros from none at all, without a message of its own.
-"""
+"""Flat buckets of gradients that travel together, in the order in which a backward pass fills them."""
 
 from __future__ import annotations
 
@@ -30,6 +25,10 @@ def bucket_bytes(total_bytes: int, world_size: int) -> int:
 
 class Bucket:
     """Gradients of one dtype and device that are reduced in one message.
+
+    A bucket is one flat tensor, with a view of it for every gradient. It ends in one number per parameter that says
+    whether this rank has a gradient for it: the sum of these over all ranks tells a gradient of zeros from none at all,
+    without a message of its own.
 
     Attributes:
         params: the parameters, in order.

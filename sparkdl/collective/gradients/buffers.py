@@ -1,8 +1,4 @@
-"""Buffers that a forward pass changes: the same on all ranks before a model is validated or saved.
-
-Enters: a model whose ranks each ran passes over their own rows. Leaves: rank 0's buffers on every rank, and one warning
-that names the first one that was another on some rank.
-"""
+"""Buffers that a forward pass changes: the same on all ranks before a model is validated or saved."""
 
 from __future__ import annotations
 
@@ -18,6 +14,8 @@ from sparkdl.collective.base import Ranks, as_bytes
 
 class BufferSharing:
     """Shares the buffers of one model; says once that they had drifted apart.
+
+    Every rank gets rank 0's; the warning names the first buffer that was another on some rank.
 
     Batch norm's are not looked at: they are equal where it is synchronised, and what was said where it is not suffices.
     """

@@ -1,7 +1,4 @@
-"""What carries full buckets between ranks: the all-reduce of the backend, shared memory, or something compressed.
-
-Enters: buckets that hold the gradients of this rank. Leaves: the same buckets with the mean over all ranks.
-"""
+"""The carriers of full buckets between ranks: the backend's all-reduce, shared memory, or compression."""
 
 from __future__ import annotations
 

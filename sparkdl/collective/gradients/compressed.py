@@ -1,8 +1,4 @@
-"""Gradients that travel as less than they are, or are joined otherwise than by their mean: one class a way.
-
-Enters: buckets that hold the gradients of this rank. Leaves: the same buckets with what all ranks step by. What a rank
-did not send is its residual, and is added to its next gradient (error feedback: Karimireddy et al., ICML 2019).
-"""
+"""Carriers of gradients that travel as less than they are, or are joined otherwise than by their mean."""
 
 from __future__ import annotations
 
@@ -23,6 +19,9 @@ Parts = Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
 
 class LossyCarrier(ABC):
     """A carrier that exchanges all buckets behind the backward pass: see ``Carrier``.
+
+    What a rank did not send is its residual, and is added to its next gradient (error feedback: Karimireddy et al.,
+    ICML 2019).
 
     Args:
         ranks: the backend.

@@ -1,19 +1,4 @@
-"""Gradient synchronisation for both backends: the way of a gradient from ``backward()`` to the optimizer.
-
-Enters: the gradients of one rank. Leaves: their mean over all ranks in every ``param.grad``.
-
-    backward() -> _on_gradient: the last gradient of a bucket is there -> _launch: carrier.send(bucket)
-    synchronize(): _launch what has not left -> carrier.receive(buckets) -> bucket.publish(): every param.grad
-
-The design follows Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2: gradients are copied into flat buckets in
-the order in which the backward pass produces them, and a full bucket is reduced at once. It differs in one point that
-exact tails need: the passes of a step are joined by ``synchronize()``, not by the forward pass, so a rank whose local
-batch is empty, or which reaches other parameters than its peers, sends zeros and no rank waits for ever.
-
-Where the carrier overlaps nothing (shared memory: what copies and adds is what computes), all buckets leave in
-``synchronize()`` and no hook sits on a parameter: small calls between the large matrix products of a backward pass find
-their code gone from the cache and take ten times as long as in a row.
-"""
+"""Gradient synchronisation for both backends: the way of a gradient from ``backward()`` to the optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +24,23 @@ from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
 
 
 class Reducer:
-    """Keeps the gradients of one model equal on all ranks: see ``GradientSync``."""
+    """Keeps the gradients of one model equal on all ranks: see ``GradientSync``.
+
+    The way of a gradient::
+
+        backward() -> _on_gradient: the last gradient of a bucket is there -> _launch: carrier.send(bucket)
+        synchronize(): _launch what has not left -> carrier.receive(buckets) -> bucket.publish(): every param.grad
+
+    The design follows Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2: gradients are copied into flat buckets
+    in the order in which the backward pass produces them, and a full bucket is reduced at once. It differs in one point
+    that exact tails need: the passes of a step are joined by ``synchronize()``, not by the forward pass, so a rank
+    whose local batch is empty, or which reaches other parameters than its peers, sends zeros and no rank waits for
+    ever.
+
+    Where the carrier overlaps nothing (shared memory: what copies and adds is what computes), all buckets leave in
+    ``synchronize()`` and no hook sits on a parameter: small calls between the large matrix products of a backward pass
+    find their code gone from the cache and take ten times as long as in a row.
+    """
 
     def __init__(
         self,

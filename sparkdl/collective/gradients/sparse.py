@@ -1,8 +1,4 @@
-"""Sparse gradients of embeddings, averaged over the ranks: only the rows that some rank touched travel.
-
-Enters: parameters whose gradient is a sparse tensor on this rank. Leaves: the mean over all ranks in each
-``param.grad``, sparse again, with the rows that any rank touched; None where no rank has a gradient.
-"""
+"""Sparse gradients of embeddings, averaged over the ranks: only the rows that some rank touched travel."""
 
 from __future__ import annotations
 
@@ -22,7 +18,10 @@ def sparse_parameters(model: torch.nn.Module) -> set[torch.Tensor]:
 
 
 def average_sparse(ranks: Ranks, params: Sequence[torch.nn.Parameter], wire_dtype: torch.dtype | None) -> None:
-    """Leave the mean over all ranks in every ``param.grad``; every rank calls it with the same ``params``."""
+    """Leave the mean over all ranks in every ``param.grad``; every rank calls it with the same ``params``.
+
+    The mean is sparse again, with the rows that any rank touched; None where no rank has a gradient.
+    """
     if not params:
         return
     local = [_rows_of(param) for param in params]

@@ -1,9 +1,4 @@
-"""The store of the run as Horovod's C++ client takes it: HTTP, from this process to itself.
-
-Horovod's ranks meet at a server that answers PUT, GET and DELETE of ``/scope/key`` for whoever asks. So each rank gets
-one of its own, on the loopback interface, under a path that nobody can guess: Horovod 0.28.1 builds its addresses as
-``http://ADDR:PORT/scope/key`` out of two variables, and ADDR may hold a port and the beginning of a path.
-"""
+"""The store of the run as Horovod's C++ client takes it: HTTP, from this process to itself."""
 
 from __future__ import annotations
 
@@ -29,7 +24,13 @@ _MAX_VALUE_BYTES = 1 << 20
 
 @contextmanager
 def horovod_rendezvous(store: StoreClient) -> Iterator[dict[str, str]]:
-    """Serve ``store`` to this process for the block; yield the variables with which ``hvd.init()`` finds it."""
+    """Serve ``store`` to this process for the block; yield the variables with which ``hvd.init()`` finds it.
+
+    Horovod's ranks meet at a server that answers PUT, GET and DELETE of ``/scope/key`` for whoever asks. So each rank
+    gets one of its own, on the loopback interface, under a path that nobody can guess: Horovod 0.28.1 builds its
+    addresses as ``http://ADDR:PORT/scope/key`` out of two variables, and ADDR may hold a port and the beginning of a
+    path.
+    """
     token = secrets.token_urlsafe(32)
 
     def answer(sock: socket.socket) -> None:

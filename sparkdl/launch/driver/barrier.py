@@ -1,11 +1,4 @@
-"""Ranks as the tasks of one Spark barrier stage, in the Python workers that Spark keeps warm.
-
-Enters: a Spark session and a function of a ``World``. Leaves: the values it returned, in rank order.
-
-The stage is ``DataFrame.mapInArrow(..., barrier=True)`` over a frame of ``num_proc`` partitions: no RDD. Nothing is
-agreed on by barrier calls, which cost a second each; the driver's channel carries registration, the launch plan, logs
-and values.
-"""
+"""Ranks as the tasks of one Spark barrier stage, in the Python workers that Spark keeps warm."""
 
 from __future__ import annotations
 
@@ -54,6 +47,10 @@ def launch(
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Any]:
     """Run ``fn(world)`` in the ``num_proc`` tasks of a barrier stage.
+
+    The stage is ``DataFrame.mapInArrow(..., barrier=True)`` over a frame of ``num_proc`` partitions: no RDD. Nothing is
+    agreed on by barrier calls, which cost a second each; the driver's channel carries registration, the launch plan,
+    logs and values.
 
     Args:
         spark: a session with at least ``num_proc`` free slots.

@@ -1,7 +1,4 @@
-"""The driver's end of the channel: one port per run, on one interface, one thread per connection.
-
-Enters: connections of ranks. Leaves: their reports, in the order of the driver's clock, from one bounded queue.
-"""
+"""The driver's end of the channel: one port per run, on one interface, one thread per connection."""
 
 from __future__ import annotations
 
@@ -46,6 +43,8 @@ class Channel:
     """Listens on one interface for the ranks of one run; a context manager that leaves nothing behind.
 
     The store that the ranks meet at is held here too, on the same port.
+
+    Reports come out of one bounded queue, in the order of the driver's clock.
 
     Args:
         bind_host: address to listen on.

@@ -1,8 +1,4 @@
-"""What a Spark session tells of its cluster, and what its errors mean.
-
-Enters: a session, classic or Connect, used by its methods alone. Leaves: facts for the pre-flight check, the address to
-listen on, and Spark's errors as ours.
-"""
+"""The cluster as a Spark session tells it, and Spark's errors as ours."""
 
 from __future__ import annotations
 
@@ -44,6 +40,8 @@ def bind_address(spark: Session, config: LaunchConfig) -> str:
 
 def cluster_facts(spark: Session, profile: Any = None, lost_within: float = 0.0) -> ClusterFacts:
     """Ask ``spark`` what the pre-flight check needs to know; milliseconds.
+
+    The session, classic or Connect, is used by its methods alone.
 
     Args:
         spark: the session.

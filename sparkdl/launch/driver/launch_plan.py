@@ -1,7 +1,4 @@
-"""The launch plan: from what every rank said of itself to where each stands and what it is to use.
-
-Enters: one registration per slot. Leaves: one JSON-able plan for all of them, the same wherever it is computed.
-"""
+"""The launch plan: the place of every rank and what it is to use, made of what each said of itself."""
 
 from __future__ import annotations
 
@@ -34,6 +31,8 @@ def make_plan(
     registered: Sequence[Mapping[str, Any]], versions: Mapping[str, str], config: LaunchConfig
 ) -> dict[str, Any]:
     """Return the plan for the ranks that ``registered``, which are in the order of their slots.
+
+    It is the same wherever it is computed.
 
     MASTER_ADDR and MASTER_PORT name a free port of rank 0, for programs that read them; nobody listens there, for
     ``init_process_group()`` is handed the authenticated store of the run.

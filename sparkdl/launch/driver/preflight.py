@@ -1,8 +1,4 @@
-"""What is known before a job starts, checked in milliseconds: a refusal in one sentence instead of a wait of minutes.
-
-Enters: plain facts about the cluster, the job and the versions on every host. Leaves: the problems, each with the
-setting to change. Pure functions: no Spark, no sockets.
-"""
+"""The checks before a job starts, pure functions: a refusal after milliseconds, not a wait of minutes."""
 
 from __future__ import annotations
 

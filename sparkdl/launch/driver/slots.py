@@ -1,9 +1,4 @@
-"""Lets launches that run at the same time share the cluster's task slots.
-
-Enters: how many slots a launch needs. Leaves: the right to use them, first come, first served. Spark itself holds a
-barrier stage back until all its tasks fit, but lets small stages overtake it for ever, and a launch that waits there
-counts as one that does not start. So fits of one driver wait here instead, where waiting costs nothing.
-"""
+"""The cluster's task slots, shared by launches that run at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +18,12 @@ if TYPE_CHECKING:
 
 
 class SlotGate:
-    """A fair semaphore over the task slots of one Spark application."""
+    """A fair semaphore over the task slots of one Spark application.
+
+    First come, first served. Spark itself holds a barrier stage back until all its tasks fit, but lets small stages
+    overtake it for ever, and a launch that waits there counts as one that does not start. So fits of one driver wait
+    here instead, where waiting costs nothing.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

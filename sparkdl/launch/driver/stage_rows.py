@@ -1,14 +1,4 @@
-"""The way for Spark Connect, where executors may not reach the client: everything travels as rows of the stage itself.
-
-Enters: a barrier task's context and what it is to run. Leaves: rows of ``(rank, kind, part, piece)`` that the client
-puts together again: values in chunks of 4 MiB, output lines, events.
-
-One allGather, a second long, carries what ranks say of themselves and where their store is, which the task of slot 0
-holds: it lets in those that have the secret which came with the job. What is different from the channel: output and
-events arrive when the job ends; a failure is told by the text of the exception that fails its task, and so is a rank's
-own look at the clock when its time is up; Spark, not the client, ends the other ranks, within about three seconds. A
-rank that nothing interrupts, or a frozen one, is ended, not named.
-"""
+"""The way for Spark Connect, where executors may not reach the client: all travels as rows of the stage."""
 
 from __future__ import annotations
 
@@ -158,6 +148,14 @@ class _Rows:
 
 def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[pyarrow.RecordBatch]:
     """Be the rank of this barrier task; yield its rows.
+
+    Rows of ``(rank, kind, part, piece)`` hold values in chunks of 4 MiB, output lines and events; ``values_of`` puts
+    them together again at the client. One allGather, a second long, carries what ranks say of themselves and where
+    their store is, which the task of slot 0 holds: it lets in those that have the secret which came with the job. What
+    is different from the channel: output and events arrive when the job ends; a failure is told by the text of the
+    exception that fails its task, and so is a rank's own look at the clock when its time is up; Spark, not the client,
+    ends the other ranks, within about three seconds. A rank that nothing interrupts, or a frozen one, is ended, not
+    named.
 
     Raises:
         ClusterError: the function failed here; the text carries the whole report for the client.

@@ -1,8 +1,4 @@
-"""The driver's watch over one run: from the first rank's registration to the last one's value, or to the one at fault.
-
-It is given a channel and what should run, and returns the values in rank order, or raises an error that names the first
-rank at fault.
-"""
+"""The driver's watch over one run, to the last rank's value or to an error that names the one at fault."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a rank prints, line by line, whoever prints it: Python, C++ libraries, child processes.
-
-Enters: file descriptors 1 and 2 of this process, for the duration of a block. Leaves: complete lines at a callback
-within half a second, a bounded number of bytes of them, and the last 100 in memory for the day the rank fails.
-"""
+"""The output of a rank, line by line, whoever prints it: Python, C++ libraries, child processes."""
 
 from __future__ import annotations
 
@@ -77,6 +73,9 @@ class RateLimit:
 
 class Capture:
     """Reads descriptors 1 and 2 of this process while it is active; a context manager.
+
+    Complete lines are handed out within half a second, a bounded number of bytes of them; the last 100 stay in memory
+    for the day the rank fails.
 
     Args:
         on_lines: called on a thread of its own with the lines that may travel, and whence: ``"stdout"``, ``"stderr"``,

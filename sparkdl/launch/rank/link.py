@@ -1,7 +1,4 @@
-"""The rank's end of the channel: it reports to the driver, and leaves when the driver is gone or says stop.
-
-Enters: connection info. Leaves: the driver's launch plan; log lines, events, the result or the error, sent.
-"""
+"""The rank's end of the channel: it reports to the driver, and leaves when the driver is gone or says stop."""
 
 from __future__ import annotations
 

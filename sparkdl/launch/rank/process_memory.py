@@ -1,7 +1,4 @@
-"""What a process holds in memory, and what its host or container has left: it explains the end of a killed rank.
-
-Plain figures and words, from the kernel's own files (Linux; elsewhere nothing is known).
-"""
+"""The memory that a process holds and its host or container has left: it explains a killed rank."""
 
 from __future__ import annotations
 
@@ -22,6 +19,8 @@ def look() -> dict[str, int]:
 
     ``held`` is resident in this process; ``limit`` is what its container or host has, ``free`` what could still be had
     of it; ``kills`` is how often this kernel has ended a process for want of memory.
+
+    Figures come from the kernel's own files (Linux; elsewhere nothing is known).
     """
     try:
         held = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

@@ -1,8 +1,4 @@
-"""What happens in the process of one rank, wherever that process came from: register, wait for all, run, report.
-
-Enters: how to reach the driver and what this slot is made of (host, GPUs, CPUs). Leaves: the function's value, or its
-error, at the driver; environment, output streams and threads as they were, for the worker is used again.
-"""
+"""The run of one rank, wherever its process came from: register, wait for all, run the function, report."""
 
 from __future__ import annotations
 
@@ -79,6 +75,8 @@ def run_rank(info: ConnectionInfo, slot: Slot) -> bool:
     """Take part in a run as one of its ranks, from the first word to the last; return whether the function succeeded.
 
     Where it did not, the driver has the reason already, and this process is not to be used again.
+
+    Environment, output streams and threads are left as they were, for the worker is used again.
 
     Raises:
         UnreachableError: the driver cannot be reached.

@@ -1,11 +1,4 @@
-"""Which GPUs and how many threads a rank may use.
-
-Enters: the GPU addresses that Spark assigned, CUDA_VISIBLE_DEVICES, CPU counts. Leaves: the variables and the device
-name a rank computes on.
-
-Every rank of a host sees the same list of GPUs: first the first GPU of each rank in local-rank order, then the further
-ones. So ``torch.cuda.set_device(local_rank)``, which much existing code does, picks the rank's own GPU.
-"""
+"""The GPUs and the number of threads that a rank may use."""
 
 from __future__ import annotations
 
@@ -46,6 +39,9 @@ def physical_gpus(addresses: Sequence[str], visible: str | None) -> list[str]:
 
 def shared_order(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
     """Return the GPU list that all ranks of a host see: position ``local_rank`` is that rank's first GPU.
+
+    Every rank of a host sees the same list: first the first GPU of each rank in local-rank order, then the further
+    ones. So ``torch.cuda.set_device(local_rank)``, which much existing code does, picks the rank's own GPU.
 
     Raises:
         ClusterError: two ranks were given the same GPU.

@@ -1,12 +1,4 @@
-"""Checkpoints: written by rank 0 beside training, whole or not at all, and checked when read.
-
-Enters: the nested state of a run. Leaves: files below one URI, and the state again.
-
-A checkpoint is two files. ``step-<n>.<token>.safetensors`` holds the tensors. ``step-<n>.json`` holds everything else,
-with the size and the xxh3 hash of the first file and of itself; it is written last, in one atomic operation, and what
-it does not name does not exist. There is no pickle in either. Taking the snapshot is one copy into a buffer that is
-kept; hashing, writing and deleting happen on a thread of their own.
-"""
+"""Checkpoints: written by rank 0 beside training, whole or not at all, and checked when read."""
 
 from __future__ import annotations
 
@@ -83,6 +75,11 @@ class _Entry:
 
 class Checkpointer:
     """Saves and loads the checkpoints of one run; only rank 0 calls it.
+
+    A checkpoint is two files. ``step-<n>.<token>.safetensors`` holds the tensors. ``step-<n>.json`` holds everything
+    else, with the size and the xxh3 hash of the first file and of itself; it is written last, in one atomic operation,
+    and what it does not name does not exist. There is no pickle in either. A snapshot is one copy into a buffer that is
+    kept; hashing, writing and deleting happen on a thread of their own.
 
     Args:
         config: where, when, how many.

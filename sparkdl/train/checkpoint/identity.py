@@ -1,8 +1,4 @@
-"""What decides a run, by name: written into its checkpoints, and compared before a run goes on.
-
-Enters: the objects and settings of a run. Leaves: a short text for each name, equal in every process for equal things;
-and one sentence for the first that differs.
-"""
+"""The identity of a run: what decides it, by name, kept in its checkpoints and compared before it goes on."""
 
 from __future__ import annotations
 

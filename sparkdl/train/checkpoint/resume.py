@@ -1,7 +1,4 @@
-"""All that makes a run go on exactly where it was: taken together, and put back.
-
-Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, the same parts on every rank.
-"""
+"""The state by which a run goes on exactly where it was: taken together, and put back on every rank."""
 
 from __future__ import annotations
 

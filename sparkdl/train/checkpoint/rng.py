@@ -1,8 +1,4 @@
-"""The random number generators of one rank: seeded, captured, restored.
-
-Enters: a seed and a rank. Leaves: torch's (CPU and the rank's GPU), NumPy's and Python's global generators in a known
-state; those of the caller are as before once the run is over.
-"""
+"""The random number generators of one rank: torch's (CPU and the rank's GPU), NumPy's and Python's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Labels as the losses of torch want them.
-
-Enters: a loss, an output and a label as its column came. Leaves: the label in the shape and dtype that the loss
-compares with the output, and what a loss says of the output. Losses of the user's own get labels untouched, or in the
-shape of the output inside ``LikeOutput``.
-"""
+"""Labels as the losses of torch want them."""
 
 from __future__ import annotations
 
@@ -36,7 +31,10 @@ _MEANINGS: dict[str, Meaning] = {
 
 
 class LikeOutput:
-    """A function of (output, label, ...) that sees the label in the output's shape when both hold as many numbers."""
+    """A function of (output, label, ...) that sees the label in the output's shape when both hold as many numbers.
+
+    Losses of the user's own get labels untouched but for this.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function

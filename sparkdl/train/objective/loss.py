@@ -1,14 +1,4 @@
-"""From outputs and labels to one number whose mean over the ranks is the loss of the global batch, exactly.
-
-Enters: the model's outputs and one rank's batch. Leaves: a differentiable scalar, weighted such that averaging it (and
-its gradient) over the ranks gives what one rank with the whole batch would compute; and, for validation, sums and
-counts that may be added up over batches and ranks.
-
-A loss that divides by something other than its rows (sample weights, class weights, labels that are not ignored) is
-computed as a sum, and divided by the sum of the divisors of all ranks. A global batch in which nothing counts has the
-loss 0 and no gradient, where torch's own mean would be 0/0. Where gradients are not joined by their mean, the gradient
-alone is another one: the local mean's, by this rank's own divisor, times the weight of its rows.
-"""
+"""The loss on one rank, whose mean over the ranks is the loss of the global batch, exactly."""
 
 from __future__ import annotations
 
@@ -37,6 +27,14 @@ def _unknown(name: str) -> None:
 
 class Objective:
     """All losses of a task on one rank.
+
+    The loss is weighted such that averaging it (and its gradient) over the ranks gives what one rank with the whole
+    batch would compute; for validation there are sums and counts that may be added up over batches and ranks.
+
+    A loss that divides by something other than its rows (sample weights, class weights, labels that are not ignored) is
+    computed as a sum, and divided by the sum of the divisors of all ranks. A global batch in which nothing counts has
+    the loss 0 and no gradient, where torch's own mean would be 0/0. Where gradients are not joined by their mean, the
+    gradient alone is another one: the local mean's, by this rank's own divisor, times the weight of its rows.
 
     Args:
         task: whose loss, labels and weights are used.

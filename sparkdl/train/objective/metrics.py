@@ -1,9 +1,4 @@
-"""Metrics of an epoch, exact over all ranks, with one exchange between ranks an epoch.
-
-Enters: outputs and labels of each batch. Leaves: one number a metric. What a name means adds up (``named_metrics.py``);
-torchmetrics keep their own states, which are merged by the rule each state declares; a function is computed once, over
-the outputs and labels of all rows.
-"""
+"""Metrics of an epoch, exact over all ranks, with one exchange between ranks an epoch."""
 
 from __future__ import annotations
 
@@ -30,6 +25,9 @@ class _Gatherer(Protocol):
 
 class MetricSet:
     """The metrics of one data set (training or validation) on one rank.
+
+    What a name means adds up (``named_metrics.py``); torchmetrics keep their own states, which are merged by the rule
+    each state declares; a function is computed once, over the outputs and labels of all rows.
 
     Args:
         metrics: ``Task.metrics``.

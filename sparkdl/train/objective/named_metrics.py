@@ -1,9 +1,4 @@
-"""Metrics by name: ``"rmse"``, ``"auc"`` and the like, as ``sparkdl.metrics`` computes them for the gate, too.
-
-What the loss says of the output (values, logits, probabilities, one number a class) becomes numbers a row where the
-output lies, in double precision; many rows are summed up together. ``auc`` and ``average_precision`` keep the
-probability and label of each row.
-"""
+"""Metrics by name: ``"rmse"``, ``"auc"`` and the like, as ``sparkdl.metrics`` computes them for the gate."""
 
 from __future__ import annotations
 
@@ -110,6 +105,10 @@ def _is_torchs(loss: Any) -> bool:
 
 class MetricRule:
     """One metric over outputs of one width.
+
+    What the loss says of the output (values, logits, probabilities, one number a class) becomes numbers a row where the
+    output lies, in double precision; many rows are summed up together. ``auc`` and ``average_precision`` keep the
+    probability and label of each row.
 
     Args:
         named: the metric.

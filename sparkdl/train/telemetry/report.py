@@ -1,7 +1,4 @@
-"""What rank 0 tells while it trains: progress events, and TensorBoard files if asked for.
-
-Enters: the run after each batch. Leaves: a few events a second through ``observe.emit``, scalars in event files.
-"""
+"""The progress events of rank 0 while it trains, and TensorBoard files if asked for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The losses of the newest steps, looked at on all ranks together once a window.
-
-Enters: each batch's loss as a tensor that nobody waits for. Leaves: rows of the history with the loss of the global
-batch, and one decision on all ranks when a loss is not finite or a rank asks to stop.
-"""
+"""The losses of the newest steps, looked at on all ranks together once a window."""
 
 from __future__ import annotations
 
@@ -19,6 +15,9 @@ from sparkdl.train.source import BatchLike
 
 class LossWindow:
     """Collects losses on the device; one all-reduce and one wait for the device a window.
+
+    The history gets the loss of the global batch, and all ranks decide alike when a loss is not finite or a rank asks
+    to stop.
 
     On the CPU, where nobody waits, numbers are kept instead: fifty small tensors between the large ones of fifty steps
     keep the allocator from giving each step the memory of the step before, which is still in the cache.
