@@ -290,7 +290,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """Where and when checkpoints are written and which are kept.
+    """The place and times of checkpoints, and which of them stay.
 
     Attributes:
         uri: folder of the checkpoints of one run, a path, a URI or a ``Storage``.

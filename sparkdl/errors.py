@@ -97,7 +97,7 @@ def first_line(error: object) -> str:
 
 
 def _own_frames(trace: TracebackType | None) -> list[str]:
-    """Where in the user's own code, of a cell or a file, an error came up on the driver."""
+    """The lines of the user's own code, of a cell or a file, where an error came up on the driver."""
     frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(LIBRARIES)]
     return [
         f"  in {'the cell' if 'ipykernel' in frame.filename else frame.filename}, line {frame.lineno}: {frame.line}"

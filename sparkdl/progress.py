@@ -92,7 +92,7 @@ class View:
 
     @property
     def title(self) -> str:
-        """Where the run stands: ``epoch 2/5``, or ``epoch 2/5 validation``."""
+        """The position of the run: ``epoch 2/5``, or ``epoch 2/5 validation``."""
         return f"epoch {self.epoch + 1}/{self.epochs}" + (" validation" if self.phase == "validate" else "")
 
     @property
@@ -187,7 +187,7 @@ class Progress:
 
 
 class _Lines:
-    """For files and pipes: a line every few seconds."""
+    """The renderer for files and pipes: a line every few seconds."""
 
     def __init__(self, stream: TextIO, seconds: float) -> None:
         self._stream, self._seconds = stream, seconds

@@ -214,7 +214,7 @@ def _free_bytes(device: torch.device) -> float:
 
 
 class _Rows(Protocol):
-    """Of the manifest of a shard set, what its rows are told by."""
+    """The part of the manifest of a shard set that tells what its rows are."""
 
     @property
     def rows(self) -> int: ...

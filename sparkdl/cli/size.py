@@ -21,7 +21,7 @@ _SHOWN = 3
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _PAYLOAD = 1448 / 1538
-"""Of what an Ethernet cable carries: a frame of 1,538 bytes, with preamble and gap, holds 1,448 of a TCP stream."""
+"""The share of payload on an Ethernet cable: a frame of 1,538 bytes, with preamble and gap, holds 1,448 of TCP's."""
 _PUBLISHED: dict[str, tuple[dict[int, float], str]] = {
     "BERT-large": (
         {1: 1.0, 2: 0.93, 4: 0.85, 8: 0.82},

@@ -122,7 +122,7 @@ class Collective(Protocol):
 
     @property
     def world(self) -> World:
-        """Where this rank stands."""
+        """This rank's place among the ranks."""
         ...
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
@@ -192,7 +192,7 @@ class Ranks(Protocol):
 
     @property
     def world(self) -> World:
-        """Where this rank stands."""
+        """This rank's place among the ranks."""
         ...
 
     @property

@@ -21,7 +21,7 @@ from sparkdl.errors import DataError, SchemaError
 Array = np.ndarray[Any, Any]
 
 Rows = dict[str, Any]
-"""By tensor: an (n, *shape) numpy array, or an Arrow array of n lists or byte strings."""
+"""The rows of each tensor: an (n, *shape) numpy array, or an Arrow array of n lists or byte strings."""
 
 
 class Converter:

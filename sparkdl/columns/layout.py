@@ -26,11 +26,11 @@ class Preparation(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the columns that it makes."""
+        """The schema of the columns that it makes."""
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int] | str]:
-        """By column that it makes, the shape of a row, as ``Layout.shapes`` has it."""
+        """The shape of a row by column that it makes, as ``Layout.shapes`` has it."""
 
     @property
     def hash(self) -> str:

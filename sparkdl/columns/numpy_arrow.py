@@ -15,7 +15,7 @@ _CODES = {
     pa.int8(): "b", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float32(): "f",
     pa.uint8(): "B", pa.uint16(): "H", pa.uint32(): "I", pa.uint64(): "Q", pa.float64(): "d",
 }  # fmt: skip
-"""Of ``array.array``, which refuses what does not fit; numpy would cut a fraction off."""
+"""The type codes of ``array.array``, which refuses what does not fit; numpy would cut a fraction off."""
 
 
 # Arrow's own ``to_numpy``, ``pa.array`` and ``pa.scalar`` import pandas at their first call, and so does a comparison

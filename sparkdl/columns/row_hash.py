@@ -19,7 +19,7 @@ _LONG = 256
 
 
 def column_hashes(columns: Mapping[str, pa.Array]) -> dict[str, Hashes]:
-    """By column a hash of the value in each row, ``(rows,)``; their sum, modulo 2^64 and ``mixed``, is the row's.
+    """A hash of the value in each row by column, ``(rows,)``; their sum, modulo 2^64 and ``mixed``, is the row's.
 
     The hash follows from names and values alone, whatever the order of the columns and whatever else lies in the batch.
     Equal numbers hash alike, -0.0 and 0.0, and one NaN as another; null differs from every value, and an empty list
@@ -77,7 +77,7 @@ def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _fixed(array: pa.Array) -> Hashes:
-    """Of values that are all of one width; what lies below a null is whatever it is."""
+    """The hashes of values that are all of one width; what lies below a null is whatever it is."""
     kind = array.type
     if pa.types.is_boolean(kind):
         array, kind = array.cast(pa.uint8()), pa.uint8()
@@ -102,7 +102,7 @@ def _fixed(array: pa.Array) -> Hashes:
 
 
 def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
-    """Of texts and bytes: eight bytes of all of them at a time."""
+    """The hashes of texts and bytes, made of eight bytes of all of them at a time."""
     _, places, data = array.buffers()
     if not len(array) or places is None:
         return np.full(len(array), _NULL)
@@ -129,7 +129,7 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]]) -> Hashes:
 
 
 def _lists(values: Hashes, offsets: np.ndarray[Any, Any]) -> Hashes:
-    """Of lists: of their lengths, and of their elements by place."""
+    """The hashes of lists: of their lengths, and of their elements by place."""
     offsets = offsets.astype(np.int64)
     lengths, first = np.diff(offsets), offsets[0] if len(offsets) else 0
     values = values[first : offsets[-1]] if len(offsets) else values[:0]

@@ -100,7 +100,7 @@ class RunningStats:
         return ColumnStats(**fields, mean=mean, variance=squares / self.count)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-able values, exactly."""
+        """The statistics as JSON-able values, exactly."""
         return asdict(self)
 
     @classmethod

@@ -17,4 +17,4 @@ def freeze() -> None:
 
 
 freeze_once = functools.cache(freeze)
-"""The same, the first time alone that a process calls it."""
+"""``freeze``, done the first time alone that a process calls it."""

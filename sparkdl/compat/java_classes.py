@@ -39,7 +39,7 @@ java.wait()
 
 
 def archive() -> Path:
-    """Where the archive of this environment lies, or would."""
+    """The path of the archive of this environment, whether it is there or not."""
     return Path(sys.prefix) / "share" / "sparkdl" / f"spark-{importlib.metadata.version('pyspark')}.jsa"
 
 

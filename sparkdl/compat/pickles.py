@@ -38,7 +38,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def dumps(
     value: Any, protocol: int | None = None, buffer_callback: Callable[[PickleBuffer], Any] | None = None
 ) -> bytes:
-    """As ``cloudpickle.dumps``."""
+    """Pickle a value as ``cloudpickle.dumps`` does."""
     with io.BytesIO() as buffer:
         Pickler(buffer, protocol=protocol, buffer_callback=buffer_callback).dump(value)
         return buffer.getvalue()

@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a document came from, for messages.
+    """The origin of a document, for messages.
 
     Attributes:
         name: its address, or what it is called.

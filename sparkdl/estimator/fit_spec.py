@@ -127,7 +127,7 @@ class FitSpec:
         return replace(self.loader, pool_bytes=pool_bytes), replace(self.validation_loader, pool_bytes=pool_bytes)
 
     def places(self) -> dict[str, Storage]:
-        """Where the fit will write, by what the user calls it; nothing for a temporary store."""
+        """The places that the fit will write to, by what the user calls them; nothing for a temporary store."""
         if self.store.temporary:
             return {}
         places = {"store": self.store.root.child("shards")}

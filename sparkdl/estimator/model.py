@@ -239,7 +239,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the model comes from: ``parameters``, ``lineage``, ``metrics`` and types of ``columns`` of its fit."""
+        """The origin of the model: ``parameters``, ``lineage``, ``metrics`` and types of ``columns`` of its fit."""
         if self._signature is None or "columns" not in self._origin:
             return dict(self._origin)
         names = renaming(self, self._signature, self._order, self._features)
@@ -252,7 +252,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return score_frame(dataset, *self._asked(dataset))
 
     def _asked(self, dataset: DataFrame) -> tuple[Published, list[Wanted], int, Features | None]:
-        """Where workers find the model, which columns it gives, rows of a batch, and its features."""
+        """The place where workers find the model, the columns that it gives, rows of a batch, and its features."""
         check_conflicts(self)
         if self._features is not None and self._signature is None:
             raise ConfigError(

@@ -27,7 +27,7 @@ from sparkdl.train.objective.loss import split_outputs
 
 # Ranks import this file, so it knows nothing of Spark.
 COPY_SUFFIX = "__feature"
-"""Behind the name of a number column that is packed as a feature, and is a label or weight as well."""
+"""The suffix of a number column that is packed as a feature, and is a label or weight as well."""
 
 Style = Literal["positional", "keywords", "dict"]
 

@@ -103,32 +103,32 @@ class Store:
         return self._places["prefix_path"]
 
     def shards(self, key: str) -> Storage:
-        """Where the shard set of ``key`` lies."""
+        """The place of the shard set of ``key``."""
         return self.root.child("shards").child(_checked("key", key))
 
     def run(self, run_id: str) -> Storage:
-        """Where everything of one run lies."""
+        """The folder of one run."""
         return self._places["runs_path"].child(_checked("run_id", run_id))
 
     def checkpoints(self, run_id: str) -> Storage:
-        """Where the checkpoints of one run lie."""
+        """The folder of the checkpoints of one run."""
         return self.run(run_id).child("checkpoints")
 
     def logs(self, run_id: str) -> Storage:
-        """Where the TensorBoard event files of one run lie."""
+        """The folder of the TensorBoard event files of one run."""
         return self.run(run_id).child("logs")
 
     def parquet(self, name: Literal["train_path", "val_path", "test_path"], idx: int | None = None) -> Storage:
-        """Where the Parquet files for ``fit_on_parquet`` lie."""
+        """The place of the Parquet files for ``fit_on_parquet``."""
         storage = self._places[name]
         return storage if idx is None else storage.sibling(f"{storage.uri.rpartition('/')[2]}.{idx}")
 
     def shards_uri(self, key: str) -> str:
-        """Where the shard set of ``key`` lies."""
+        """The place of the shard set of ``key``."""
         return self.shards(key).uri
 
     def run_uri(self, run_id: str) -> str:
-        """Where everything of one run lies."""
+        """The folder of one run."""
         return self.run(run_id).uri
 
     def get_train_data_path(self, idx: int | None = None) -> str:

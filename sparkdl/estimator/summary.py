@@ -126,7 +126,7 @@ def plot_epochs(epochs: Sequence[Mapping[str, float]]) -> Any:
 
 COLUMNS = ("outputCols", "predictionCol", "probabilityCol", "rawPredictionCol")
 TRAINING = "training"
-"""Under which a bundle's preprocessing holds the following."""
+"""The key under which a bundle's preprocessing holds the following."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +172,10 @@ def training_of(info: BundleInfo) -> Training:
 
 
 _LEAST_ROWS = 500
-"""Of fewer rows chance alone tells losses apart."""
+"""The rows from which losses are compared: of fewer, chance alone tells them apart."""
 _LEAST_STEPS = 50
-"""In an epoch; after fewer, batch normalization has seen too little to validate with, and the gap is its."""
+"""The steps of an epoch from which losses are compared; after fewer, batch normalization has seen too little to
+validate with, and the gap is its."""
 _FAR, _OF_GUESS = 1.5, 0.1
 """A validation loss so many times the training loss, and so much of a guess's loss above it, is far above it."""
 

@@ -102,7 +102,7 @@ def publish(
 
 
 def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
-    """Where models lie that all workers read: the store, or the temporary files of the one machine; None if neither."""
+    """The place of models that all workers read: the store, or temporary files of the one machine; None if neither."""
     if home is not None:
         return home.child("models")
     one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")

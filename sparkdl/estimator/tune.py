@@ -122,7 +122,7 @@ class TuneResult:
 
     @property
     def settings(self) -> Settings:
-        """Those of the best trial."""
+        """The settings of the best trial."""
         return self.best.settings
 
     def table(self) -> pd.DataFrame:

@@ -132,7 +132,7 @@ def foreign_modules(data: bytes) -> list[str]:
 
 
 def missing_modules(names: tuple[str, ...]) -> list[str]:
-    """Those of ``names`` that this process cannot import; to be called on a worker."""
+    """The modules among ``names`` that this process cannot import; to be called on a worker."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 

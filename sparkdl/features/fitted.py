@@ -129,7 +129,7 @@ class Features:
 
     @functools.cached_property
     def knots(self) -> tuple[tuple[float, ...], ...]:
-        """Where the training rows of each column of the input ``numbers`` lie, as the model gets them: ascending.
+        """The knots of each column of the input ``numbers``, as the model gets them: ascending.
 
         From the least number to the greatest, each interval with about as many rows; empty for the columns that mark
         missing values.
@@ -222,7 +222,7 @@ class Features:
         return features if resolve is None else features.with_functions(resolve)
 
     def with_functions(self, resolve: Callable[[str], Tokens]) -> Features:
-        """The same with the functions that ``resolve`` finds by ``"module:function"``."""
+        """The features with the functions that ``resolve`` finds by ``"module:function"``."""
         return Features(self.fitted, {name: resolve(name) for name in self.token_functions})
 
 

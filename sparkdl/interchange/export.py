@@ -179,7 +179,7 @@ def export_bundle(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's words to its own developers, about packages that are not installed and names that will change."""
+    """Silence torch's words to its own developers, about packages that are not installed and names that will change."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:
@@ -282,7 +282,7 @@ _WRITERS: dict[str, Callable[..., Run]] = {"onnx": _onnx_file, "torch": _torch_f
 
 
 def _output_names(signature: Signature) -> list[str]:
-    """Of the outputs; one that is called as an input is gets another."""
+    """The names of the outputs; one that is called as an input is gets another."""
     input_names = {field.name for field in signature.inputs}
     return [f"{field.name}__output" if field.name in input_names else field.name for field in signature.outputs]
 
@@ -421,7 +421,7 @@ class MadeUp:
 
 
 def dimensions(signature: Signature) -> list[dict[int, str]]:
-    """By input, in the order of the signature, the names of its dimensions that vary."""
+    """The names of the dimensions that vary, by input in the order of the signature."""
     names = []
     for position, field in enumerate(signature.inputs):
         owner = signature.owner(field) or field

@@ -41,9 +41,9 @@ IDENTITY = "sparkdl.publication"
 _LOGGED = "sparkdl.logged"
 """The tag of a run in which everything stands."""
 MOST_METRICS, MOST_OTHERS = 1000, 100
-"""In one request of MLflow's ``log_batch``; of parameters and tags each."""
+"""The most items in one request of MLflow's ``log_batch``; the most parameters, and tags, each."""
 MOST_BYTES = 400_000
-"""Of parameters, and of tags, in one request, which MLflow bounds by a million in all."""
+"""The most bytes of parameters, and of tags, in one request, which MLflow bounds by a million in all."""
 _KEY_LETTERS, _VALUE_LETTERS = 250, 6000
 _NOT_CURVES = ("epoch", "step", "rows", "seconds")
 
@@ -94,7 +94,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its own 7 keep a publication waiting for four minutes
 }
 _MOST_LETTERS = 200
-"""Of what MLflow says of a failure; pages of a proxy are longer."""
+"""The letters kept of what MLflow says of a failure; pages of a proxy are longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +418,7 @@ def curves_of(version: ModelVersion, history: Sequence[Mapping[str, float | int 
 
 
 def tags_of(registry: str, version: ModelVersion) -> dict[str, str]:
-    """Where the version lies, and what it was made with."""
+    """The tags of a version: where it lies, and what it was made with."""
     lineage = version.lineage
     software = {f"sparkdl.software.{name}": number for name, number in (lineage.get("versions") or {}).items()}
     facts = {
@@ -485,7 +485,7 @@ def _text(value: Any) -> str:
 
 
 def _named(items: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Under keys that MLflow takes: letters, digits and ``_-.: ``; two that became one are told apart by a number."""
+    """The values under keys that MLflow takes, letters, digits and ``_-.: ``; two that became one get a number each."""
     named: dict[str, T] = {}
     for name, value in items:
         plain = re.sub(r"[^\w.\- :]", "_", name)[: _KEY_LETTERS - 10]

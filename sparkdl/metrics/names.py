@@ -14,11 +14,11 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("log_loss", "brier"), False),
 }
 METRIC_NAMES = tuple(name for name in HIGHER_IS_BETTER if name not in ("brier", "pinball"))
-"""Those that a training computes; the loss of quantiles is their pinball."""
+"""The metrics that a training computes; the loss of quantiles is their pinball."""
 OF_VALUES = ("mse", "rmse", "mae", "mape", "r2")
-"""Those that compare numbers; all others compare classes."""
+"""The metrics that compare numbers; all others compare classes."""
 OF_RANKS = ("auc", "average_precision")
-"""Those that need every row's probability at once."""
+"""The metrics that need every row's probability at once."""
 
 
 def check_metric_name(name: str, names: Collection[str] = METRIC_NAMES) -> None:

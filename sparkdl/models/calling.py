@@ -50,7 +50,7 @@ class Arguments:
         return Arguments(first, {name: named[name] for name in beside})
 
     def to(self, device: torch.device) -> Arguments:
-        """The same on another device."""
+        """The arguments on another device."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
@@ -114,7 +114,7 @@ def asked_forms(
 
 
 def value_form(asked: Mapping[str, Form]) -> Form:
-    """In which form the column itself goes, beside what else is asked for."""
+    """The form in which the column itself goes, beside what else is asked for."""
     forms = set(asked.values())
     return "jagged" if "jagged" in forms else "flat" if "offsets" in forms else "padded"
 

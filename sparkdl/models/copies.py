@@ -28,7 +28,7 @@ from sparkdl.storage import TEMPORARY, Storage
 from sparkdl.storage.local import private_folder
 
 _UNUSED_SECONDS = 30 * 86400.0
-"""After which a copy on this machine goes when the next one is made."""
+"""The seconds of disuse after which a copy on this machine goes when the next one is made."""
 
 
 def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:

@@ -25,10 +25,10 @@ from sparkdl.storage import Storage, sha256_hex, storage_errors
 FORMAT = 1
 DOCUMENT, WEIGHTS, PICKLE = "bundle.json", "weights.safetensors", "model.pkl"
 MAX_WEIGHTS_BYTES = 1 << 40
-"""Of a bundle's largest file; nothing larger is copied, hashed or mapped."""
+"""The most bytes of a bundle's largest file; nothing larger is copied, hashed or mapped."""
 
 MAX_BYTES = 64 << 20
-"""Of ``bundle.json``, whose preprocessing may hold vocabularies."""
+"""The most bytes of ``bundle.json``, whose preprocessing may hold vocabularies."""
 
 _REMEDY = "it was altered or cut short, publish it again"
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -121,7 +121,7 @@ class Recipe:
     adjustments: tuple[Adjustment, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, without what this kind has not."""
+        """The recipe as plain JSON values, without what this kind has not."""
         return {name: value for name, value in msgspec.to_builtins(self).items() if value}
 
 

@@ -19,11 +19,11 @@ _BENDS, _NUMBERS_WITH_ALL_BENDS, _MOST_BENT_NUMBERS = 8, 64, 256
 """Piecewise linear functions of each number; there are fewer of more numbers, and none where numbers are very many:
 of 500 numbers they took six times as long as all else, 27 ms a step of 128 rows beside 4."""
 _MOST_INTERVALS = 4_000_000
-"""Of all columns together, each with room for as many as the one with most: a short document could name more."""
+"""The intervals of all columns, each with room for as many as the one with most: a short document could name more."""
 _REACH = 6.0
 """Deviations from the median that no number counts for more than; of 3 and 8 the errors were greater."""
 _REACH_OF_LOGARITHMS = 30.0
-"""Of amounts: beyond it the loss grows no further, as ``PoissonLoss`` has it."""
+"""The logarithm of an amount beyond which the loss grows no further, as ``PoissonLoss`` has it."""
 _FEW_IDS = 8
 """Ids up to which each has a place of its own."""
 
@@ -367,7 +367,7 @@ def _ensemble_part(tensor: Mapping[str, Any], embedding: int | None, bends: int 
 
 
 def _ensemble_width(cardinality: int) -> int:
-    """Of an embedding: one place for each of a few ids, as indicators have it; 16 at most."""
+    """The width of an embedding: one place for each of a few ids, as indicators have it; 16 at most."""
     return cardinality if cardinality <= _FEW_IDS else min(16, _width(cardinality))
 
 
@@ -391,5 +391,5 @@ def _table(cardinality: int, width: int) -> nn.Embedding:
 
 
 def _width(cardinality: int) -> int:
-    """Of an embedding: 1.6 times the 0.56th power of its ids, 64 at most; a rule of thumb that many libraries share."""
+    """The width of an embedding: 1.6 times the 0.56th power of its ids, 64 at most: many libraries' rule of thumb."""
     return int(min(64, round(1.6 * cardinality**0.56)))

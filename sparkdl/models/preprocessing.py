@@ -15,7 +15,7 @@ from sparkdl.models.trust import allowed_imports, checked_packages
 __all__ = ["COLUMN_TYPES", "column_types", "features_of", "preprocessing_of"]
 
 COLUMN_TYPES = "column_types"
-"""Under which a bundle's preprocessing holds the types of the columns that were read in training."""
+"""The key under which a bundle's preprocessing holds the types of the columns that were read in training."""
 _KEY = "features"
 _REMEDY = "it was altered, or saved by another sparkdl: publish it again"
 

@@ -205,7 +205,7 @@ _SPECIAL: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
 
 
 def parametrizations_of(model: nn.Module) -> tuple[Parametrization, ...]:
-    """Those of the model's tensors that can be described; of others its constructor must know."""
+    """The parametrizations of the model's tensors that can be described; of others its constructor must know."""
     steps: list[Parametrization] = []
     for path, module in model.named_modules():
         for name in _registered(module):

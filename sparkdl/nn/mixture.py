@@ -18,7 +18,7 @@ _ODDS_LIMIT = 2**40  # a code has 42 bits for the odds, and those above them for
 
 Parameters = Sequence[torch.Tensor]
 Run = Callable[[torch.Tensor, list[int]], torch.Tensor]
-"""From rows sorted by expert, ``(rows, features)``, and how many of them each expert has, to their outputs."""
+"""A function from rows sorted by expert, ``(rows, features)``, and how many each expert has, to their outputs."""
 
 
 class TokenRanks(Protocol):
@@ -322,7 +322,7 @@ class BatchBalance:
         return balanced_outputs
 
     def _gradient(self) -> torch.Tensor:
-        """Of the loss, by the probabilities that are added up over this rank's tokens."""
+        """The gradient of the loss, by the probabilities that are added up over this rank's tokens."""
         assert isinstance(self._choices, torch.Tensor)
         shares = self._choices / self._choices.sum()
         return self._weight * self._experts * self._scale * shares / self._tokens

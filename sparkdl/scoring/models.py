@@ -30,7 +30,7 @@ _models_lock = threading.Lock()
 
 
 class ModelSource(Protocol):
-    """Where a worker gets the model from."""
+    """The source that a worker gets the model from."""
 
     @property
     def key(self) -> str | None:

@@ -143,7 +143,7 @@ def _by_spark(
     keep: Sequence[str] | None,
     write: Mapping[str, Any],
 ) -> TableScore:
-    """The same of rows that Spark reads."""
+    """Score the rows as Spark reads them."""
     pinned = table.version() if version is None else version
     rows = table.read(spark, pinned)
     for condition in conditions_of(where, _arrow_schema(rows.schema)):

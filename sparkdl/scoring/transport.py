@@ -87,7 +87,7 @@ class Transport:
     def _of_features(
         cls, schema: T.StructType, signature: Signature, kept: Sequence[str], features: Features
     ) -> Transport:
-        """The same for raw columns, which the worker turns into those of the signature."""
+        """The transport of raw columns, which the worker turns into those of the signature."""
         absent = [name for name in features.columns if name not in schema.names]
         if absent:
             raise SchemaError(

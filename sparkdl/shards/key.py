@@ -27,7 +27,7 @@ def content_key(
     """The key of a set.
 
     It is a SHA-256 hash of everything that decides the rows and their form, so a second write is a cache hit and never
-    a wrong one; None if the source is not pinned.
+    a wrong one.
 
     Args:
         source: the pinned table; without one there is no key.
@@ -35,7 +35,7 @@ def content_key(
         tensors: as planned from it.
         layout: how columns become tensors.
         config: how shards are written.
-        plan: a fingerprint of what turns the source into the rows.
+        plan: a hash of what turns the source into the rows.
 
     Returns:
         64 hexadecimal digits; empty, which never hits, without a source.

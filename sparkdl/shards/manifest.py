@@ -26,7 +26,7 @@ WRITER_VERSION = 2
 Version 1 kept decimals as integers, which a model would take for other numbers: its sets are refused.
 """
 MAX_BYTES = 1 << 30
-"""Of a manifest: some ten million blocks."""
+"""The most bytes of a manifest: some ten million blocks."""
 
 MAX_BLOCK_ROWS = 1 << 20
 """Rows of a block: buffers are sized by it before the block is read."""
@@ -81,7 +81,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where the rows of a set came from, pinned: the same source always holds the same rows.
+    """The origin of the rows of a set, pinned: the same source always holds the same rows.
 
     Attributes:
         uri: of the table.
@@ -144,7 +144,7 @@ class Manifest:
 
     @property
     def uri(self) -> str:
-        """Of the set; empty where it lies nowhere yet."""
+        """The address of the set; empty where it lies nowhere yet."""
         return "" if self.folder is None else self.folder.uri
 
     def tensor(self, name: str) -> TensorSpec:

@@ -64,7 +64,7 @@ class PartReport:
     error: tuple[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-able values; dictionaries are left out, the driver has them."""
+        """The report as JSON-able values; dictionaries are left out, the driver has them."""
         return {
             "partition": self.partition,
             "shards": [shard_to_json(shard) for shard in self.shards],

@@ -41,7 +41,7 @@ class Configuration:
 
     @classmethod
     def here(cls) -> Configuration:
-        """Those of this process."""
+        """The settings of this process."""
         module: Any = sys.modules.get("fsspec.config")  # nobody has set anything before it is imported
         fsspec_options = {name: dict(options) for name, options in (module.conf if module else {}).items()}
         hdfs = hadoop_settings()
@@ -60,7 +60,7 @@ class Configuration:
 
     @classmethod
     def of_server(cls, address: str) -> Configuration:
-        """The same of a Spark Connect server (``sc://host:port``): what plain paths are, one of this machine tells."""
+        """The settings of a Spark Connect server (``sc://host:port``); a local one tells of plain paths, too."""
         host = urlsplit(address).hostname or ""
         default = default_filesystem_of(configured_on_disk()) if is_here(host) else f"file://{host}"
         return cls(s3a=s3a_settings(), default_filesystem=default)

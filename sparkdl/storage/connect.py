@@ -73,7 +73,7 @@ def options_for(protocol: str, uri: str, own_options: Mapping[str, Any] | None =
 
 
 def delta_s3_options(uri: str, own_options: Mapping[str, str] | None) -> dict[str, str]:
-    """The same for S3 in the words of delta-rs, over the options that were given to it.
+    """The options for S3 in the words of delta-rs, over the options that were given to it.
 
     Raises:
         ConfigError: as ``options_for``; or there is no such profile of AWS's files.

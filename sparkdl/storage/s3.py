@@ -137,7 +137,7 @@ class S3Access:
         )
 
     def to_fsspec(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The same in the words of s3fs, over the options that are there."""
+        """The access in the words of s3fs, over the options that are there."""
         config = options.get("config_kwargs") or {}
         ours: dict[str, Any] = {"endpoint_url": self.endpoint, "profile": self.profile, "anon": self.anonymous}
         if not self.otherwise:
@@ -166,7 +166,7 @@ class S3Access:
         )
 
     def to_delta(self, options: Mapping[str, str], bucket: str) -> dict[str, str]:
-        """The same in the words of delta-rs, over the options that are there.
+        """The access in the words of delta-rs, over the options that are there.
 
         Raises:
             ConfigError: there is no such profile of AWS's files.

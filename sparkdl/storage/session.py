@@ -239,7 +239,7 @@ class _Hadoop:
 
 
 def s3a_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of a session's settings that say how S3 is reached; what it was started with has a longer name."""
+    """The settings of a session that say how S3 is reached; what it was started with has a longer name."""
     s3a: dict[str, str] = {}
     for prefix in (f"spark.hadoop.{_S3A}", _S3A):
         for name, value in settings.items():
@@ -262,7 +262,7 @@ def default_filesystem_of(settings: Mapping[str, str]) -> str:
 
 
 def hadoop_client_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of a session's settings that a client of HDFS needs, see ``hadoop_settings``."""
+    """The settings of a session that a client of HDFS needs, see ``hadoop_settings``."""
     hadoop = {name.removeprefix("spark.hadoop."): value for name, value in settings.items()}
     return {name: value for name, value in hadoop.items() if name.startswith(_CLIENT) and "${" not in value}
 

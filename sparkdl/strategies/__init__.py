@@ -13,4 +13,4 @@ STRATEGIES = {
     "all_reduce": "sparkdl.strategies.all_reduce:AllReduce",
     "zero1": "sparkdl.strategies.zero1:Zero1",
 }
-"""By name, where the class is; it is loaded when it is asked for. ``choice.PRESETS`` has those that take options."""
+"""The place of each class by name; it is loaded when asked for. ``choice.PRESETS`` has those that take options."""

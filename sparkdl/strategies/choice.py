@@ -16,7 +16,7 @@ AUTO = "auto"
 """The ranks of a fit measure model and links, and take what ``planner.py`` puts first."""
 Choice = Mesh | LocalSteps | ServerOptions
 PRESETS: Mapping[str, Choice] = {**mesh.PRESETS, **local_steps.PRESETS, **server_options.PRESETS}
-"""By the name that ``strategy=`` takes, the options that it stands for; each has the path of its class."""
+"""The options that a name of ``strategy=`` stands for, by that name; each has the path of its class."""
 
 
 def choice_of(text: str) -> Choice:

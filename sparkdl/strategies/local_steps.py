@@ -61,4 +61,4 @@ PRESETS = {
     "local_sgd": LocalSteps(name="local_sgd"),
     "diloco": LocalSteps(every=64, outer_lr=0.7, outer_momentum=0.9, name="diloco"),
 }
-"""By the name that ``strategy=`` takes."""
+"""The options by the name that ``strategy=`` takes."""

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from sparkdl.errors import ConfigError
 
 DIMENSIONS = ("pipeline", "data", "shard", "expert", "tensor")
-"""From the outermost to the innermost: ranks that are neighbours, on one host if they can be, share a ``tensor`` group,
-which exchanges most; stages of a pipeline, which exchange least, lie farthest apart."""
+"""The dimensions from the outermost to the innermost: ranks that are neighbours, on one host if they can be, share a
+``tensor`` group, which exchanges most; stages of a pipeline, which exchange least, lie farthest apart."""
 READERS = ("data", "shard", "expert")
 """The dimensions whose ranks read different rows."""
 _SCHEDULES = ("1f1b", "gpipe", "naive")
@@ -20,7 +20,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "tensor": {"plan": None},
     "shard": {"keep_parameters": False, "offload": False},
 }
-"""By dimension, the options that act on it, and their defaults."""
+"""The options that act on each dimension, and their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Mesh:
         return self.micro_batches or 4 * int(self.pipeline or 1)
 
     def place(self, number: int) -> Place:
-        """Where the rank of this number, counted host by host, stands in a mesh that is filled."""
+        """The place of the rank of this number, counted host by host, in a mesh that is filled."""
         at: dict[str, int] = {}
         for dimension, size in zip(reversed(DIMENSIONS), reversed(self.sizes()), strict=True):
             number, at[dimension] = divmod(number, size)
@@ -173,7 +173,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where one rank stands: its position in each dimension.
+    """The place of one rank: its position in each dimension.
 
     Attributes:
         reader: which part of each global batch it reads.
@@ -197,4 +197,4 @@ PRESETS = {
     "pipeline": Mesh(pipeline=None, name="pipeline"),
     "expert": Mesh(expert=None, name="expert"),
 }
-"""By the name that ``strategy=`` takes."""
+"""The options by the name that ``strategy=`` takes."""

@@ -346,7 +346,7 @@ class MeshStrategy(Strategy):
             )
 
     def check_parameters(self) -> None:
-        """Also refuse ``parameter.data = ...``: torch leaves a DTensor the part that it had, and says nothing."""
+        """Refuse ``parameter.data = ...``, too: torch leaves a DTensor the part that it had, and says nothing."""
         super().check_parameters()
         storages = {parameter: parameter.untyped_storage() for parameter in self._parameter_of.values()}
         earlier, self._storages = self._storages or storages, storages
@@ -410,7 +410,7 @@ class MeshStrategy(Strategy):
         return norm
 
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
-        """As ``Strategy.evaluate``; a rank without rows takes part in what others gather."""
+        """Evaluate as ``Strategy.evaluate`` does; a rank without rows takes part in what others gather."""
         if self._pipeline is not None:
             with self._computing():
                 return self._pipeline.evaluate(batch, objective)
@@ -497,7 +497,7 @@ class MeshStrategy(Strategy):
         return {"state": states, "param_groups": groups}
 
     def _shapes(self) -> list[torch.Size | None]:
-        """By number of a parameter, its shape in the plain model; None where it has no name there."""
+        """The shape of each parameter in the plain model, by its number; None where it has no name there."""
         plain = dict(self._plain.named_parameters())
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return [plain[names[p]].shape if names.get(p) in plain else None for p in self._parameters_by_number]
@@ -799,7 +799,7 @@ def _laid_out(part: torch.Tensor, parameter: Any) -> torch.Tensor:
 
 
 def _part_count(parameter: Any) -> int:
-    """Into how many parts a parameter is cut."""
+    """The number of parts that a parameter is cut into."""
     mesh_shape = tuple(parameter.device_mesh.shape) if hasattr(parameter, "device_mesh") else ()
     parts = 1
     for placement, size in zip(getattr(parameter, "placements", ()), mesh_shape, strict=True):

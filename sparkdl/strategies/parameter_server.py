@@ -287,7 +287,7 @@ class ParameterServer(Strategy):
         self._pushed, self._factor = None, 1.0
 
     def check_parameters(self) -> None:
-        """Also refuse other values than the servers have: the next pull would overwrite them."""
+        """Refuse other values than the servers have, too: the next pull would overwrite them."""
         super().check_parameters()
         self._check_values()
 
@@ -301,7 +301,7 @@ class ParameterServer(Strategy):
                 )
 
     def _sums_of_bits(self) -> list[int]:
-        """By number of a parameter, the sum of its bits; of a table, which lies on servers alone, 0."""
+        """The sum of the bits of each parameter, by its number; of a table, which lies on servers alone, 0."""
         return [
             0 if number in self._tables else sum_of_bits(parameter) for number, parameter in enumerate(self._numbered)
         ]
@@ -408,7 +408,7 @@ class ParameterServer(Strategy):
             self._links[server].send(self._pushed[server])
 
     def _restore(self, server: int) -> tuple[str, int]:
-        """On the leader: let ``server``, whose rank is gone, come back here; return where it is."""
+        """Let ``server``, whose rank is gone, come back on the leader; return where it is."""
         with self._restoring:
             if server not in self._restored:
                 with self._workers.changed:
@@ -535,7 +535,7 @@ class ParameterServer(Strategy):
         return wholes.pop(""), wholes
 
     def _pieces(self, number: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-        """Where a parameter lies, in pieces that travel: server, number of the part, and of a table some rows of it."""
+        """The places of a parameter, in pieces that travel: server, number of the part, and some rows of a table."""
         parameter, shape = self._numbered[number], self._numbered[number].shape
         for server, index in self._places[number]:
             if number not in self._tables:

@@ -281,7 +281,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a tensor was taken out of a structure."""
+    """The place of a tensor that was taken out of a structure."""
 
     number: int
 

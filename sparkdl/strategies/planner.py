@@ -84,7 +84,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureCosts:
-    """Of one mixture of experts.
+    """The costs of one mixture of experts.
 
     Attributes:
         experts: how many.
@@ -147,7 +147,7 @@ class ModelCosts:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all of them."""
+        """The bytes of all gradients."""
         return sum(self.gradients)
 
     def seconds(self, rows: float) -> tuple[float, float]:
@@ -186,7 +186,7 @@ class Estimate:
 
     @property
     def rows_per_second(self) -> float:
-        """Of the global batch."""
+        """The rows of the global batch in a second."""
         return self.rows / self.seconds
 
 
@@ -351,7 +351,7 @@ class _Steps:
 
     @property
     def median(self) -> float:
-        """Of a forward and its backward pass."""
+        """The median of a forward and its backward pass."""
         return _median(self.passes)
 
 
@@ -531,7 +531,7 @@ def _split_of(
     input_style: InputStyle,
     whole: FlopCounterMode,
 ) -> tuple[float, float, int] | str:
-    """Of a tensor group: the share of the work that is split, bytes that a rank sends a row, messages of a step."""
+    """The costs of a tensor group: the share of split work, bytes that a rank sends a row, messages of a step."""
     from sparkdl.strategies.tensor import bytes_per_step
 
     try:

@@ -44,7 +44,7 @@ class ServedCollective:
 
     @property
     def world(self) -> World:
-        """Where this rank stands."""
+        """This rank's place among the ranks."""
         return self._ranks.world
 
     def all_gather_object(self, value: Any) -> list[Any]:

@@ -70,4 +70,4 @@ class ServerOptions:
 
 
 PRESETS = {"parameter_server": ServerOptions(name="parameter_server")}
-"""By the name that ``strategy=`` takes."""
+"""The options by the name that ``strategy=`` takes."""

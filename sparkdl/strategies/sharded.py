@@ -39,7 +39,7 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def recomputable(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Those of ``blocks`` that may compute a batch twice: running statistics would count it twice."""
+    """The modules among ``blocks`` that may compute a batch twice: running statistics would count it twice."""
     return [
         block
         for block in blocks

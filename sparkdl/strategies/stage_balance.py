@@ -19,7 +19,7 @@ from sparkdl.strategies.tensor_plan import COLUMN, QKV
 
 _REPEATS = 3
 _SLACK = 0.1
-"""By how much more than the fastest the slowest stage may take, where less is sent: times are no surer than that."""
+"""The share by which the slowest stage may take longer than the fastest, where less is sent: times are no surer."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def check_rows_are_independent(model: torch.nn.Module) -> None:
 
 
 def split_regions(trace: ModelTrace, plan: Mapping[str, str], model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Where a tensor group has values in parts, from the columns of ``plan`` to their rows: no cut may come between.
+    """The values that a tensor group has in parts, from the columns of ``plan`` to their rows: no cut may come between.
 
     Returns:
         For each such value the positions in the body of what gives it, and of the last that reads it.
@@ -175,7 +175,7 @@ def split_regions(trace: ModelTrace, plan: Mapping[str, str], model: torch.nn.Mo
 
 
 def _cut_points(trace: ModelTrace, model: torch.nn.Module) -> dict[int, str]:
-    """By position in the body, the module that begins there: one a layer that has parameters, but for the first."""
+    """The module that begins at each position in the body: one a layer that has parameters, but for the first."""
     points: dict[int, str] = {}
     begun: set[str] = set()
     layers = 0

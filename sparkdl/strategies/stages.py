@@ -130,7 +130,7 @@ def release(model: torch.nn.Module, stage: Stage) -> None:
 
 
 def _positions(trace: ModelTrace, cuts: Sequence[str], model: torch.nn.Module) -> list[int]:
-    """Where in the body each module of ``cuts`` begins."""
+    """The position in the body where each module of ``cuts`` begins."""
     names = {name for name, _ in model.named_modules()}
     positions: list[int] = []
     for cut in cuts:

@@ -103,7 +103,7 @@ def find_plan(model: nn.Module, size: int, patterns: Mapping[str, str] | None = 
 
 
 def _tied_modules(model: nn.Module) -> dict[str, str]:
-    """By name of a module that shares a parameter, the other name of that parameter."""
+    """The other name of a shared parameter, by name of a module that shares it."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

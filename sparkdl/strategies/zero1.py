@@ -18,7 +18,7 @@ from sparkdl.strategies.all_reduce import AllReduce, fitting
 from sparkdl.strategies.base import TaskView
 
 _ROUND_BYTES = 16 << 20
-"""Of parameters that travel at once, from all ranks together: so much memory a step takes besides."""
+"""The bytes of parameters that travel at once, from all ranks together: so much memory a step takes besides."""
 
 
 class Zero1(AllReduce):
@@ -52,7 +52,7 @@ class Zero1(AllReduce):
             self.optimizer = _Dealt(self.optimizer, self.collective.world.rank, self.collective.world.size)
 
     def check_parameters(self) -> None:
-        """Also refuse parameters that groups have got: they are dealt out when a group is added."""
+        """Refuse parameters that groups have got, too: they are dealt out when a group is added."""
         super().check_parameters()
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         earlier_sizes, self._group_sizes = self._group_sizes, sizes

@@ -131,7 +131,7 @@ class WriteRequest:
         check_metadata(self.metadata)
 
     def spelled(self, schema: str) -> WriteRequest:
-        """The same request, with the values of ``partitions`` as the log spells those of their columns' types.
+        """The request, with the values of ``partitions`` as the log spells those of their columns' types.
 
         Args:
             schema: of the rows, as JSON.

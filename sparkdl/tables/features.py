@@ -26,7 +26,7 @@ _WRITTEN = {
     *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
     *("timestampNtz", "deletionVectors", "columnMapping", "v2Checkpoint"),
 }
-"""Those of which ``check_writable`` finds out whether the table makes use of them, and those that ask nothing."""
+"""The features whose use by a table ``check_writable`` finds out, and those that ask nothing."""
 _IDENTITY_COLUMNS = 6  # the version of the protocol for writers that brings them
 
 _UUID_LETTERS = 20  # of the name of a deletion vector's file; what stands before is a folder of the table
@@ -202,7 +202,7 @@ def _of_table(kind: Any, above: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _of_file(kind: Any, above: str = "") -> Iterator[tuple[str, int | None]]:
-    """The same of a Parquet file, whose ids Arrow keeps as metadata of its fields."""
+    """The names and ids of a Parquet file, whose ids Arrow keeps as metadata of its fields."""
     types = pa.types
     if isinstance(kind, pa.Schema) or types.is_struct(kind):
         for field in kind:

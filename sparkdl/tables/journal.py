@@ -22,7 +22,7 @@ from sparkdl.storage import Storage, sha256_hex
 
 _LOG = "_delta_log"
 _MOST_BYTES = 64 << 20
-"""Of an entry or a file of a commit that is read here; what is larger is delta-rs's."""
+"""The most bytes of an entry or a file of a commit that is read here; what is larger is delta-rs's."""
 _AT_ONCE = 16
 """Commits that are asked for together where each answer takes a journey."""
 

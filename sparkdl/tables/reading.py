@@ -135,7 +135,7 @@ def _facts(
 
 
 def deletion_vectors(table: DeltaTable) -> dict[str, Words]:
-    """By path, for each file with a deletion vector, a bit a row, 64 to a number, set where the row is deleted."""
+    """The deletion vectors of files by path: a bit a row, 64 to a number, set where the row is deleted."""
     home = unquote(str(table.table_uri)).removeprefix("file://").rstrip("/") + "/"
     if not holds_deletion_vectors(table):
         return {}

@@ -16,7 +16,7 @@ from sparkdl.world import World
 
 @dataclass
 class Run:
-    """Where the run stands on this rank.
+    """The state of the run on this rank.
 
     Attributes:
         model: the user's own module (not a wrapper), spread as the strategy has it. Every rank may freeze and thaw its
@@ -94,28 +94,28 @@ class Callback:
     leader_only: bool = False
 
     def on_fit_start(self, run: Run) -> None:
-        """Before the first step; a resumed run has its state already."""
+        """Act before the first step; a resumed run has its state already."""
 
     def on_epoch_start(self, run: Run) -> None:
-        """Before the first batch of an epoch."""
+        """Act before the first batch of an epoch."""
 
     def on_step_end(self, run: Run) -> None:
-        """After each optimizer step. ``run.loss`` costs a wait for the device: ask for it rarely."""
+        """Act after each optimizer step. ``run.loss`` costs a wait for the device: ask for it rarely."""
 
     def on_validation_start(self, run: Run) -> None:
-        """Before each validation."""
+        """Act before each validation."""
 
     def on_validation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """After each validation, with its columns (``val_loss``, ...), equal on all ranks."""
+        """Act after each validation, with its columns (``val_loss``, ...), equal on all ranks."""
 
     def on_epoch_end(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """After each epoch, with its row of the history, equal on all ranks."""
+        """Act after each epoch, with its row of the history, equal on all ranks."""
 
     def on_checkpoint(self, run: Run) -> None:
-        """After a checkpoint's content was taken; it becomes durable a little later."""
+        """Act after a checkpoint's content was taken; it becomes durable a little later."""
 
     def on_fit_end(self, run: Run) -> None:
-        """After the last epoch, with the final weights in the model."""
+        """Act after the last epoch, with the final weights in the model."""
 
     def on_error(self, run: Run, error: BaseException) -> None:
         """When the run ends by an error; other ranks may be gone already."""

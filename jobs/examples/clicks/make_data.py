@@ -52,7 +52,7 @@ class World:
 
     @cached_property
     def tokens(self) -> list[Array]:
-        """By category, ``(values, 8)`` hexadecimal digits; every value of every category has its own."""
+        """The texts by category, ``(values, 8)`` hexadecimal digits; every value of every category has its own."""
         digits = np.frombuffer(b"0123456789abcdef", np.uint8)
         first = np.cumsum((0, *CARDINALITIES))
         found = []
@@ -145,7 +145,7 @@ def make(folder: Path, rows: int = 30_000, days: int = 10, seed: int = 0, zipped
 
 
 def _day(world: World, day: int, rows: int, stream: Any) -> dict[str, float]:
-    """Write one day; return how predictable its sound rows are."""
+    """Write one day; return how predictable its valid rows are."""
     chances, clicks = [], []
     for part, first in enumerate(range(0, rows, CHUNK)):
         line, chance, clicked, whole = world.chunk(day, part, min(CHUNK, rows - first))

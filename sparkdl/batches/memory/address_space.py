@@ -106,7 +106,7 @@ class AddressSpace:
 
     @property
     def address(self) -> int:
-        """Where the address space starts in memory."""
+        """The place in memory where the address space starts."""
         return self._range.address
 
     def allot(self, size: int) -> int:

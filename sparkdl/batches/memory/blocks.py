@@ -222,7 +222,7 @@ class Blocks(ABC):
             )
 
     def _element(self, buffer: pa.Buffer | None, item: int, start: int, size: int) -> int:
-        """Where a buffer of the block at ``[start, start + size)`` starts, in elements of ``item`` bytes.
+        """The start of a buffer of the block at ``[start, start + size)``, in elements of ``item`` bytes.
 
         Counted from the start of the address space; 0 for an empty one.
         """

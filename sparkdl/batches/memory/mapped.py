@@ -66,7 +66,7 @@ class MappedBlocks(Blocks):
         return True
 
     def _place(self, block: int) -> tuple[int, int]:
-        """Where a block starts in the address space, and its bytes."""
+        """The start of a block in the address space, and its bytes."""
         info = self._where[block][1]
         return self._starts[self._shard_of[block]] + info.offset, info.bytes
 

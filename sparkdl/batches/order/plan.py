@@ -93,7 +93,7 @@ class Order:
 
     @cached_property
     def _starts(self) -> Ints:
-        """Where each block of ``sequence`` starts in the laid-out rows, and the total at the end, ``(blocks + 1,)``."""
+        """The start of each block of ``sequence`` in the laid-out rows, and the total at the end, ``(blocks + 1,)``."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.block_rows[self.sequence], dtype=np.int64)])
 
     def lane_rows(self, lane: int) -> int:
@@ -101,7 +101,7 @@ class Order:
         return (self.rows + self.lanes - 1 - lane) // self.lanes
 
     def lane_start(self, lane: int) -> int:
-        """Where a lane starts in the laid-out rows."""
+        """The start of a lane in the laid-out rows."""
         lane_rows, extra = divmod(self.rows, self.lanes)
         return lane * lane_rows + min(lane, extra)
 
@@ -116,7 +116,7 @@ class Order:
         return -(-self.lane_rows(lane) // self.window)
 
     def _extents(self, lanes: range, window: int) -> tuple[Ints, Ints]:
-        """Where one window of each lane starts in the laid-out rows, and its rows, ``(lanes,)`` each."""
+        """The start of one window of each lane in the laid-out rows, and its rows, ``(lanes,)`` each."""
         lane = np.arange(lanes.start, lanes.stop, dtype=np.int64)
         lane_rows, extra = divmod(self.rows, self.lanes)
         rows = lane_rows + (lane < extra)

@@ -23,13 +23,13 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 Ints = npt.NDArray[np.int64]
 Tensors = dict[str, torch.Tensor]
 Places = tuple[Ints, ...]
-"""Where rows lie: their element in the address space; of ragged rows their first element and their length."""
+"""The places of rows: their element in the address space; of ragged rows their first element and their length."""
 
 Allocate = Callable[[int], "torch.Tensor"]
 """A function that returns a uint8 tensor of so many bytes, aligned for any dtype."""
 
 Decode = Callable[[memoryview], Any]
-"""From the bytes of one row to an array or tensor of the same shape and dtype for every row."""
+"""A function from the bytes of one row to an array or tensor, of the same shape and dtype for every row."""
 
 _SKEW = 4
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # torch indexes no others
@@ -77,7 +77,7 @@ class Column(Protocol):
     spec: TensorSpec
 
     def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
-        """Where the rows ``(block[i], row[i])`` lie, as arrays with an entry for each; ``empty`` may supply them."""
+        """The places of the rows ``(block[i], row[i])``, as arrays with one entry each; ``empty`` may supply them."""
 
     def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather the rows at some places, in this order, as one dict of tensors for each step of ``sizes`` rows."""
@@ -145,7 +145,7 @@ class RaggedColumn:
         self._width = math.prod(spec.shape)
 
     def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
-        """Where each row starts in the address space, in elements of the dtype, and how many of ``shape`` it has."""
+        """The start of each row in the address space, in elements of the dtype, and how many of ``shape`` it has."""
         name = self.spec.name
         starts = np.zeros(block.size, np.int64)
         if not block.size:
@@ -209,7 +209,7 @@ class Decoded:
         self._like: torch.Tensor | None = None
 
     def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
-        """Where each row's bytes start, and how many there are."""
+        """The start of each row's bytes, and how many there are."""
         return self._inner.locate(block, row, empty)
 
     def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:

@@ -382,7 +382,7 @@ class ShardLoader:
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Of everything but seed, epoch and global batch that the order depends on."""
+        """The hash of everything but seed, epoch and global batch that the order depends on."""
         geometry, options = self.dataset.geometry, self._options
         facts = (geometry.lanes, geometry.window, options.shuffle, options.tail, self.dataset.manifest.content_hash)
         return xxh3_hex(np.array(geometry.block_rows).tobytes() + repr(facts).encode())[:8]

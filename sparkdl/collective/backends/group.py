@@ -27,7 +27,7 @@ from sparkdl.world import World
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
 FEW_ELEMENTS = 4096
-"""Up to which a message costs what its rounds take, whatever it holds."""
+"""The number of elements up to which a message costs what its rounds take, whatever it holds."""
 MESSAGE_BYTES = 2**30  # backends count the elements of a message in 31 bits
 
 
@@ -70,7 +70,7 @@ class GroupCollective(ABC):
 
     @property
     def world(self) -> World:
-        """Where this rank stands."""
+        """This rank's place among the ranks."""
         return self._world
 
     @property

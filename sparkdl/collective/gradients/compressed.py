@@ -140,12 +140,12 @@ class PowerSGDCarrier(LossyCarrier):
         return self._right[param]
 
     def rank_state(self, params: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-        """Also the vectors."""
+        """The residuals, and the vectors."""
         right = {i: self._right[param] for i, param in enumerate(params) if param in self._right}
         return super().rank_state(params) | {"right": right}
 
     def load_rank_state(self, state: Mapping[str, Any], params: Sequence[torch.nn.Parameter]) -> None:
-        """Also the vectors."""
+        """The residuals, and the vectors."""
         super().load_rank_state(state, params)
         if state.get("compression") == str(self._compression):
             self._right = {
@@ -238,4 +238,4 @@ COMPRESSIONS: dict[str, Callable[[Ranks, Compression], LossyCarrier]] = {
     "topk": TopKCarrier,
     "adasum": AdasumCarrier,
 }
-"""By the name that ``gradient_compression`` takes."""
+"""The carriers, by the name that ``gradient_compression`` takes."""

@@ -109,7 +109,7 @@ def _fresh(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def inputs_by_position(model: torch.nn.Module, call: ModelCall) -> tuple[str, ...]:
-    """In which order ``model(*inputs)`` takes inputs that go by keyword; empty where they go by position as they are.
+    """The order in which ``model(*inputs)`` takes inputs that go by keyword; empty where they go by position.
 
     A ``train_minibatch_fn`` of Horovod's calls ``model(*inputs)``, whatever the names of the model's parameters. A
     model that takes one dict gets it as its only input.

@@ -64,7 +64,7 @@ class SparkBackend:
 
     @property
     def start_timeout(self) -> float | None:
-        """Until all ranks have started, seconds; None where it was not given."""
+        """The seconds until all ranks have started; None where it was not given."""
         return self.options.get("start_timeout")
 
     def num_processes(self) -> int | None:

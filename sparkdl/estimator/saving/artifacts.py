@@ -28,7 +28,7 @@ from sparkdl.storage import Storage, storage_errors
 
 _PLAIN, _STATE = "objects.json", "state.safetensors"
 MAX_BYTES = 256 << 20
-"""Of ``objects.json``, which holds histories."""
+"""The most bytes of ``objects.json``, which holds histories."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

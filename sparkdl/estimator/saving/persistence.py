@@ -27,7 +27,7 @@ from sparkdl.storage import Storage
 _SECTION = "sparkdl"
 _METADATA_BYTES = 64 << 20
 _FORMAT = 2
-"""Of what lies beside Spark's metadata."""
+"""The format of what lies beside Spark's metadata."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,7 +116,7 @@ class _Rows:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within the block, the function is interrupted when its time is up.
+        """Interrupt the function when its time is up, within the block.
 
         Raises:
             Stopped: it was.

@@ -109,7 +109,7 @@ class Link:
 
     @contextlib.contextmanager
     def interruptible(self) -> Any:
-        """Within the block, a stop raises KeyboardInterrupt here, and ends the process after its grace.
+        """Let a stop raise KeyboardInterrupt here, within the block, and end the process after its grace.
 
         Raises:
             Stopped: the driver ended the run.

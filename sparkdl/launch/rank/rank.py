@@ -110,7 +110,7 @@ def preload(names: Sequence[str], slot: Slot) -> None:
 
 
 class Reporter(Protocol):
-    """Where a rank's reports go: the link to the driver, or rows to be."""
+    """The receiver of a rank's reports: the link to the driver, or rows to be."""
 
     @property
     def stopped(self) -> bool:

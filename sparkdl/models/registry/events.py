@@ -35,7 +35,7 @@ EVENTS = pa.schema(
 )
 """Columns of the events table; metrics, parameters and lineage are JSON objects."""
 SIGNED_EVENTS = EVENTS.append(pa.field("signature", pa.string()))
-"""The same once an event was signed: a registry that never saw a key keeps the columns that every sparkdl knows."""
+"""The columns once an event was signed: a registry that never saw a key keeps the columns that every sparkdl knows."""
 
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Kind = Literal["published", "aliased", "rolled_back", "deleted"]
@@ -43,7 +43,7 @@ _JSON = ("metrics", "parameters", "lineage")
 _LISTED = 10
 """Names, or numbers, that a refusal lists at most."""
 _MOST_BYTES = 4 << 20
-"""Of the JSON of one event; every question reads the events of all versions."""
+"""The most bytes of the JSON of one event; every question reads the events of all versions."""
 LOG = Source("the registry's table of events", "it was altered, restore an earlier version of it")
 
 
@@ -88,7 +88,7 @@ class Event:
         return replace(self, sequence=sequence, time=time)
 
     def to_row(self) -> dict[str, Any]:
-        """As a row of ``SIGNED_EVENTS``."""
+        """The event as a row of ``SIGNED_EVENTS``."""
         row = {name: getattr(self, name) for name in SIGNED_EVENTS.names}
         return {
             **row,
@@ -236,7 +236,7 @@ def event_rows(table: pa.Table) -> pa.Table:
 
 @dataclass(slots=True)
 class _Alias:
-    """Where an alias points, and how it came there.
+    """The version that an alias points to, and how it came there.
 
     Attributes:
         moves: the versions that a rollback goes back through, the present one last.

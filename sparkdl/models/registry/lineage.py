@@ -17,7 +17,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
-    """Where a model comes from.
+    """The origin of a model.
 
     Attributes:
         source_table: address of the table it was trained on.

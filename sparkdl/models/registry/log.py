@@ -36,7 +36,7 @@ _CHECKPOINT_EVERY = 8
 _COMPACT_EVERY = 64
 """Commits; how many small files a fold of all events reads at most."""
 _FILE_BYTES = 256 << 10
-"""Of a compacted file, which is then left alone: all of them together would be written again and again."""
+"""The bytes of a compacted file that is left alone: all of them together would be written again and again."""
 _COMMITTED_WITHIN = timedelta(days=1)
 """How long a file of the table may wait for its commit; a table whose commit names a file that is gone is lost."""
 _READ_FOR = timedelta(days=7)
@@ -112,7 +112,7 @@ class EventLog:
     fence: Fence | None = None
 
     def artifact(self, content_hash: str) -> Storage:
-        """Where a bundle lies."""
+        """The address of a bundle."""
         return self.root.child("artifacts").child(content_hash)
 
     def ask(self, question: Callable[[State], T]) -> T:

@@ -119,7 +119,7 @@ class Keys:
 
     @staticmethod
     def of(given: SigningKey | Sequence[SigningKey] | None) -> Keys:
-        """Those given; without, those of the environment.
+        """The keys given; without, those of the environment.
 
         Raises:
             ConfigError: what is given is no key.

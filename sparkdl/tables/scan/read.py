@@ -192,7 +192,7 @@ def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
 
 
 def _begin(group: pq.RowGroupMetaData) -> int:
-    """Where a row group begins in its file."""
+    """The place where a row group begins in its file."""
     column = group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _FORMAT = 1
 _HEAD, _HASH = b'{"checkpoint":', b',"xxh3":"'
 MAX_BYTES = 256 << 20
-"""Of the JSON file; tensors lie in the other one."""
+"""The most bytes of the JSON file; tensors lie in the other one."""
 
 Check = Callable[[dict[str, Any]], None]
 

@@ -18,7 +18,7 @@ from sparkdl.train.task import Task, takes_no_arguments
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 Bounds = Callable[[str], tuple[float, float] | None]
-"""By name of a tensor: its least and its greatest value over the whole data set; None where nobody knows."""
+"""The least and the greatest value of a tensor, by its name, over the whole data set; None where nobody knows."""
 
 
 def _unknown(name: str) -> None:

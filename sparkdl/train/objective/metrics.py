@@ -16,7 +16,7 @@ from sparkdl.train.source import BatchLike
 from sparkdl.train.task import takes_no_arguments
 
 MOST_BYTES = 256 << 20
-"""Of outputs and labels that one rank keeps for a metric given as a function, or one that ranks rows."""
+"""The most bytes of outputs and labels that one rank keeps for a metric given as a function, or one that ranks rows."""
 
 
 class _Gatherer(Protocol):
@@ -210,7 +210,7 @@ class _Metric:
         self.metric.update(*metric_pair(output, label, classes=self._classes))
 
     def state(self) -> list[dict[str, Any]]:
-        """For each part, how often it was updated and its states on the CPU, lists of tensors joined."""
+        """The number of updates of each part, and its states on the CPU, lists of tensors joined."""
         part_states = []
         for part in self._parts:
             states: dict[str, Any] = {"": part.update_count}

@@ -26,7 +26,8 @@ from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
 from sparkdl.train.objective.loss import loss_option
 
 _NUMBERS_AT_ONCE = 1 << 16
-"""Of rows that are summed up together: what batches say is fetched from a GPU, and waited for, once for all of them."""
+"""The numbers of rows that are summed up together: what batches say is fetched from a GPU, and waited for, once for all
+of them."""
 
 Activation = Literal["none", "exp", "sigmoid", "softmax"]
 

@@ -39,7 +39,7 @@ class Reporter:
         self.look_at: int | None = None
 
     def epoch_starts(self) -> None:
-        """Before the first step of an epoch, or of the rest of one."""
+        """Tell of an epoch, or of the rest of one, before its first step."""
         if self._active:
             self._seen = (time.perf_counter(), self._run.step)
             self.look_at = self._run.step + 1
@@ -58,12 +58,12 @@ class Reporter:
         self.look_at = step + max(1, min(int(steps_until_due), 2 * stride))  # doubled at most: steps may become slower
 
     def validation_done(self, batch: int, batches: int) -> None:
-        """After each validation batch."""
+        """Tell of each validation batch behind it."""
         if self._active and time.perf_counter() >= self._next:
             self._emit("validate", batch, batches)
 
     def epoch_done(self) -> None:
-        """At the end of an epoch's training: the bar is full, whatever the interval."""
+        """Tell of the end of an epoch's training: the bar is full, whatever the interval."""
         if self._active:
             self._emit("train", self._run.batch, self._run.steps_per_epoch)
 
