@@ -93,7 +93,7 @@ def decode(name: str, column: pa.Array, *, ragged: bool = False, codes: Mapping[
 
     Raises:
         SchemaError: no tensor can hold the type.
-        DataError: rows differ in length where they must not, or a time is finer than microseconds.
+        DataError: rows differ in length where they must not, or a time is finer than microseconds or too far off.
     """
     kind = column.type
     unseen = 0
@@ -123,7 +123,11 @@ def _numbers(name: str, array: pa.Array) -> Array:
         try:
             array = array.cast(pa.timestamp("us", kind.tz)).view(pa.int64())
         except pa.ArrowInvalid as cause:
-            raise DataError(f"column {name!r} has times finer than microseconds ({cause}): round them first") from cause
+            if kind.unit == "ns":
+                reason = f"finer than microseconds ({cause}): round them first"
+            else:
+                reason = f"that microseconds since 1970 cannot hold in 64 bits ({cause}): leave these out"
+            raise DataError(f"column {name!r} has times {reason}") from cause
     elif pa.types.is_decimal(kind):
         return _decimals(array)
     elif number_dtype(kind) is None:
@@ -155,7 +159,9 @@ def _codes(column: pa.Array, codes: Mapping[str, int]) -> tuple[pa.Array, int]:
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     numbers = [codes.get(value) for value in encoded.dictionary.to_pylist()]
     translated = from_values(numbers, pa.int32()).take(encoded.indices)
-    return translated, translated.null_count - column.null_count
+    return translated, translated.null_count - np.count_nonzero(
+        to_numpy(column.is_null())
+    )  # nulls of a dictionary, too
 
 
 def _bytes(present: pa.Array) -> tuple[Array, Array]:

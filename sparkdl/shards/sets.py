@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkdl.config import require
 from sparkdl.errors import IntegrityError, SchemaError
@@ -105,7 +105,8 @@ def _roots(root: Storage, depth: int) -> Iterator[Storage]:
     elif depth:
         for entry in entries.values():
             if entry.is_dir:
-                yield from _roots(root.child(entry.name), depth - 1)
+                # What the disk calls a folder is no name from a document: any will do.
+                yield from _roots(replace(root, uri=f"{root.uri.rstrip('/')}/{entry.name}"), depth - 1)
 
 
 def _load(root: Storage) -> tuple[Manifest | None, str]:

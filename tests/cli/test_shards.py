@@ -41,6 +41,18 @@ def test_a_narrow_terminal_and_brackets_leave_the_whole_address_of_a_set(capsys,
     assert str(place) in run(capsys, "shards", "gc", place.parent, "--orphan-hours", 0)[1].out
 
 
+def test_sets_are_listed_and_swept_whatever_their_folders_are_called(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for name in ("back\\slash", "per%41cent", "two\nlines"):
+        write_table_shards(pa.table({"x": [1.0]}), str(tmp_path / "one"))
+        (tmp_path / "one").rename(tmp_path / name)
+        (tmp_path / name / "shards" / "orphan.arrow").write_bytes(b"x")
+    code, out = run(capsys, "shards", "list", tmp_path)
+    assert (code, "back\\slash" in out.out, "per%41cent" in out.out) == (0, True, True)
+    code, out = run(capsys, "shards", "gc", tmp_path, "--orphan-hours", 0)
+    assert (code, "3 removed" in out.out) == (0, True), out
+
+
 def test_an_interrupt_is_one_sentence_and_an_exit_code(capsys, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt

@@ -208,3 +208,22 @@ def test_a_decimal_is_the_nearest_double(precision, data):
     values = [Decimal(f"{number}E-{scale}") for number in numbers]
     found = decode("c", pa.array(values, pa.decimal128(precision, scale)))
     assert found.elements.tolist() == [float(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [
+        (pa.array([1], pa.timestamp("ns")), "finer than microseconds .* round them first"),
+        (pa.array([2**62], pa.timestamp("s")), "that microseconds since 1970 cannot hold .* leave these out"),
+    ],
+)
+def test_times_that_microseconds_cannot_hold_are_refused_by_what_is_wrong_with_them(times, reason):
+    with pytest.raises(DataError, match=f"column 'at' has times {reason}"):
+        decode("at", times)
+
+
+def test_a_null_in_a_dictionary_is_missing_and_no_value_that_training_never_saw():
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 3]), pa.array(["a", "b", None, "new"]))
+    decoded = decode("town", column, codes={"a": 0, "b": 1})
+    assert decoded.missing.tolist() == [False, False, True, True, True]
+    assert decoded.unseen == 1
