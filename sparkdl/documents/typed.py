@@ -19,6 +19,7 @@ from sparkdl.storage import Storage
 
 T = TypeVar("T")
 
+HALF_A_CHARACTER = "it holds half a character (a lone surrogate)"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 MAX_BYTES = 16 << 20
@@ -106,7 +107,7 @@ def parse(data: bytes, source: Source, limit: int = MAX_BYTES, *, nan: bool = Fa
     except ValueError as cause:
         raise source.error(f"it is no JSON ({cause})") from cause
     if _SURROGATE.search(data) and not _encodable(value):
-        raise source.error("it holds half a character (a lone surrogate)")
+        raise source.error(HALF_A_CHARACTER)
     _bound_depth(value, source)
     return value
 
@@ -146,6 +147,16 @@ def encode(value: Any, *, nan: bool = False) -> bytes:
         ValueError: it holds NaN or an infinity, which JSON does not know.
     """
     return json.dumps(msgspec.to_builtins(value), separators=(",", ":"), allow_nan=nan).encode()
+
+
+def check_characters(data: bytes, error: type[SparkdlError], what: str) -> None:
+    """Refuse to write what ``encode`` made of a text with half a character in it, as no reader takes it.
+
+    Raises:
+        SparkdlError: an ``error`` about ``what``.
+    """
+    if _SURROGATE.search(data) and not _encodable(json.loads(data)):
+        raise error(f"{what} cannot be written: {HALF_A_CHARACTER}: leave it out, or write it another way")
 
 
 def as_json(what: str, values: Mapping[str, Any], error: type[SparkdlError], limit: int = MAX_BYTES) -> dict[str, Any]:

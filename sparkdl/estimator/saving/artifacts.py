@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from sparkdl.compat.pickles import Pickler
 from sparkdl.documents.tensors import load_tensors, map_tensors
-from sparkdl.documents.typed import Source, convert, encode, parse
+from sparkdl.documents.typed import Source, check_characters, convert, encode, parse
 from sparkdl.errors import BundleError, IntegrityError
 from sparkdl.estimator.saving.objects import Decoder, Encoder, NotPlain, is_plain_tensor
 from sparkdl.estimator.user_code import loose_by_value
@@ -81,6 +81,7 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
 
     Raises:
         StorageError: they cannot be written.
+        BundleError: one holds a text that nobody could read again.
     """
     encoder, plain, pickled = Encoder(known), {}, {}
     for name, value in values.items():
@@ -88,6 +89,8 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
             plain[name] = encoder.encode(value, name)
         except NotPlain:
             pickled[name] = value
+        else:
+            check_characters(encode(plain[name]), BundleError, name)
     files = {_PLAIN: write_file(folder.child(_PLAIN), encode(plain))}
     if encoder.tensors:
         files[_STATE] = write_tensors(folder.child(_STATE), encoder.tensors)

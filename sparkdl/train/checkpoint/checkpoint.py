@@ -281,7 +281,8 @@ class Checkpointer:
         start = time.perf_counter()
         if ready is not None:
             ready.synchronize()
-        data, step = layout.data, int(body["step"])
+        data, step, head = layout.data, int(body["step"]), documents.encode(body)
+        documents.check_characters(head, CheckpointError, f"the state of step {step}, of callbacks perhaps,")
         name = f"step-{step:010d}.{uuid.uuid4().hex[:8]}.safetensors"
         target = self.folder.child(name)
         try:
@@ -291,7 +292,7 @@ class Checkpointer:
             with suppress(StorageError):  # what was half-written would keep a full disk full
                 target.delete()
             raise
-        text = documents.encode(body | {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)})
+        text = head[:-1] + b"," + documents.encode({"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)})[1:]
         self.folder.child(_file(step)).write_atomic(b'%s%s%s%s"}' % (_HEAD, text, _HASH, xxh3_hex(text).encode()))
         self._retain(_Entry(step, bool(body["best"]), name, len(data)))
         seconds = time.perf_counter() - start

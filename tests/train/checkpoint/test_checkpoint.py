@@ -133,6 +133,19 @@ def test_what_cannot_be_held_without_pickle_is_refused_by_its_path(keeper):
         keeper().save({"callbacks": [{"thing": object()}]}, step=1, epoch=0)
 
 
+def test_half_a_character_is_refused_when_it_is_written_and_leaves_nothing(keeper, tmp_path):
+    saver = keeper()
+    saver.save({"callbacks": [{"file": "caf\udce9"}], "w": torch.ones(3)}, step=1, epoch=0)
+    with pytest.raises(CheckpointError, match=r"the state of step 1, of callbacks perhaps, .*half a character"):
+        saver.close()
+    assert keeper().steps() == []
+    assert not list(tmp_path.rglob("*.safetensors"))
+    whole = keeper()
+    whole.save({"callbacks": [{"file": "caf\u00e9 \U0001f600"}]}, step=2, epoch=0)
+    whole.close()
+    assert keeper().latest().state == {"callbacks": [{"file": "caf\u00e9 \U0001f600"}]}
+
+
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([1], ">i4"), np.array(["2026-01-01"], "datetime64[D]")])
 def test_an_array_that_no_tensor_holds_is_refused_by_its_path(keeper, array):
     said = rf"'callbacks.0.seen' is an array of {re.escape(str(array.dtype))}, which"
