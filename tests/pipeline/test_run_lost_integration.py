@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sparkdl.errors import SchemaError
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
@@ -111,6 +112,29 @@ def test_predictions_of_a_run_that_was_killed_are_made_again_by_who_is_champion_
     after = shop.run(spark, "train.epochs=2")
     assert (after.outcome, after.model["champion"], shop.predicted_by) == ("scored", 1, {1})
     assert shop.run(None, "train.epochs=2").outcome == "nothing new"
+
+
+@pytest.mark.slow
+def test_predictions_have_the_number_that_a_registry_gives_anew_after_it_was_lost(spark, shop):
+    shop.run(spark)
+    assert (shop.run(spark, "train.epochs=2").model["champion"], shop.predicted_by) == (2, {2})
+    shutil.rmtree(shop.root / "shop" / "registry")
+    again = shop.run(spark, "train.epochs=2")
+    assert (again.outcome, again.model["champion"]) == ("promoted", 1)
+    assert done(again) == {"evaluate", "publish", "score"}  # the rival of its first verdict is gone
+    assert shop.predicted_by == {1}
+    assert shop.run(None, "train.epochs=2").outcome == "nothing new"
+
+
+def test_a_model_whose_predictions_the_table_cannot_hold_is_not_published(spark, shop):
+    shop.run(spark)
+    classes = "label={kind: {type: binary, positive: b}}"
+    with pytest.raises(SchemaError, match=r"'prediction' is string now, and double in .*name another table"):
+        shop.run(spark, classes)
+    assert [version.version for version in shop.registry.list("shop")] == [1]
+    elsewhere = shop.run(spark, classes, f"score.target={shop.root}/classes")
+    assert (elsewhere.outcome, elsewhere.model["champion"]) == ("promoted", 2)
+    assert done(elsewhere) == {"publish", "score"}
 
 
 @pytest.mark.slow

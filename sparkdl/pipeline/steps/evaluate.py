@@ -24,6 +24,7 @@ from sparkdl.pipeline.steps.learning import (
     unless_labels_are_missing,
     windows_and_key,
 )
+from sparkdl.pipeline.steps.score import check_predictions
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import train_key, trained_now
 from sparkdl.pipeline.trials import chosen_settings
@@ -145,6 +146,8 @@ class PublishStep(Step):
         spec, champion = project.spec.publish, state.champion()
         if state.receipts.of("evaluate").get(str(_evaluate_key(project, state, parts))) is None:
             raise ConflictError(f"another run moved {spec.alias} of {spec.name} meanwhile: run again")
+        if _evaluated(project, state, parts).decision.promote:
+            check_predictions(run, spark, trained_now(project, state, parts).bundle)
         published = _published(project, state, parts, champion)
         if spec.mlflow is not None:  # with the alias where it points now
             version = state.registry.get(str(spec.name), published.version)

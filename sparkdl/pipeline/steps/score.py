@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
+from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.pipeline.rows.parts import parts_to_do, rows_of
-from sparkdl.pipeline.spec import TimeSplit, quantile_column
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
@@ -27,7 +28,7 @@ from sparkdl.tables.table import AppTransaction, Table
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from sparkdl.pipeline.work.labels import FittedLabel
+    from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
 VERSION = 1
 """The version of what a row of predictions holds; raise it when that changes."""
@@ -62,8 +63,13 @@ class ScoreStep(Step):
         return {f"{window} in {target}": key(window) for window in windows_to_score(project, state, _parts(run))}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
-        """Whether the table of predictions is there."""
-        return run.state.places.table(_target(run.project))
+        """Whether the table of predictions is there, with the number that the registry has for the champion.
+
+        It gives the model another one where it was deleted and counts from 1 again.
+        """
+        champion = run.state.champion()
+        assert champion is not None
+        return receipt.read(Scored).version == champion.version and run.state.places.table(_target(run.project))
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That this champion has not scored these rows."""
@@ -119,6 +125,29 @@ def scored_windows(project: Project, state: State) -> dict[str, Receipt]:
     return {scored.window: receipt for scored, receipt in receipts if scored.target == target}
 
 
+def check_predictions(run: Run, spark: SparkSession, bundle: str) -> None:
+    """Refuse a model whose predictions the table cannot hold beside those that it has.
+
+    Args:
+        run: that would publish it.
+        spark: the session.
+        bundle: address of the model.
+
+    Raises:
+        SchemaError: a column is of another type than in the table.
+    """
+    from pyspark.sql import functions as F
+
+    from sparkdl.pipeline.work.labels import labels_of
+
+    labels = labels_of(read_bundle(bundle))
+    outputs = {
+        name: F.lit(None).cast("array<float>" if label.outputs > 1 else "float")
+        for name, label in zip(_output_names(labels), labels, strict=True)
+    }
+    _check_types(Table(_target(run.project)), _named(run, run.state.clean(spark).withColumns(outputs), labels, 0))
+
+
 def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str, ...]:
     """The windows that the file asks to score, and those that earlier runs owe, in order.
 
@@ -164,27 +193,57 @@ def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence
     from sparkdl.scoring.score import score
 
     project = run.project
-    spec, table = project.spec, Table(str(project.spec.score.target))
+    spec, bundle = project.spec, bundle_of(champion)
+    labels = labels_of(bundle)
+    chosen = rows.where(F.col(WINDOW).isin(*todo))
+    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
+    keep, names = [WINDOW, *_kept_columns(spec, rows)], _output_names(labels)
+    scored = score(chosen, bundle, output_columns=names, keep=keep, config=config, trusted=project.trusted)
+    predicted = _named(run, scored, labels, champion.version)
+    return _fitted_to(Table(_target(project)), predicted, run.state.transaction()).repartition(WINDOW)
+
+
+def _kept_columns(spec: PipelineSpec, rows: DataFrame) -> list[str]:
+    """The columns of the rows that the table has, too."""
     kept_columns = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
     absent = [name for name in kept_columns if name not in rows.columns]
     if absent:
         raise SchemaError(f"score.keep names {absent[0]!r}, the rows have {rows.columns}: name one of these")
-    bundle = bundle_of(champion)
-    labels = labels_of(bundle)
-    names = [f"_output_{n}" for n in range(len(labels.names))]
-    chosen = rows.where(F.col(WINDOW).isin(*todo))
-    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    keep = [WINDOW, *kept_columns]
-    scored = score(chosen, bundle, output_columns=names, keep=keep, config=config, trusted=project.trusted)
+    return kept_columns
+
+
+def _output_names(labels: Labels) -> list[str]:
+    return [f"_output_{n}" for n in range(len(labels.names))]
+
+
+def _named(run: Run, scored: DataFrame, labels: Labels, version: int) -> DataFrame:
+    """What the model says of rows, as the columns of the table of predictions."""
+    from pyspark.sql import functions as F
+
+    kept_columns = _kept_columns(run.project.spec, scored)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept_columns]]
-    for label, name in zip(labels, names, strict=True):
-        columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
+    for label, name in zip(labels, _output_names(labels), strict=True):
+        columns += _columns(label, F.col(name), "" if len(labels.names) == 1 else f"{label.name}_")
     columns += [
-        F.lit(champion.version).cast("int").alias("model_version"),
+        F.lit(version).cast("int").alias("model_version"),
         F.lit(run.record.run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    return _fitted_to(table, scored.select(*columns), run.state.transaction()).repartition(WINDOW)
+    return scored.select(*columns)
+
+
+def _check_types(table: Table, frame: DataFrame) -> list[str]:
+    """The columns of a table that a pipeline wrote, which can hold the rows; empty of any other, and of none.
+
+    Raises:
+        SchemaError: a column is of another type than in the table.
+    """
+    columns = table.columns() if table.exists() else []
+    if not set(columns) >= _OWN:
+        return []
+    remedy = "name another table with score.target, or delete this one, for predictions of another type"
+    merged_schema(table.uri, table.schema_json(), delta_schema(frame.schema.json()).to_json(), remedy)
+    return columns
 
 
 def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | None) -> DataFrame:
@@ -198,11 +257,9 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-    columns = table.columns() if table.exists() else []
-    if not set(columns) >= _OWN:
+    columns = _check_types(table, frame)
+    if not columns:
         return frame
-    remedy = "name another table with score.target, or delete this one, for predictions of another type"
-    merged_schema(table.uri, table.schema_json(), delta_schema(frame.schema.json()).to_json(), remedy)
     new_names = [name for name in frame.columns if name not in columns]
     if new_names:
         schema = to_arrow_schema(frame.select(*map(quoted, new_names)).schema, timezone="UTC")
