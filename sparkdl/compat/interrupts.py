@@ -1,16 +1,21 @@
-"""Ctrl-C while Spark starts, and SIGTERM, which takes its road."""
+"""Ctrl-C while Spark starts and works, and SIGTERM, which takes its road."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 _SECONDS = 0.02
+_ANSWER_SECONDS = 30.0
+"""That an interrupt waits for Java's answer."""
+_LATE_SECONDS = 1.0
+"""In which a further signal is a reminder that comes late, and no second interrupt."""
 
 
 @contextmanager
@@ -81,3 +86,79 @@ def interrupts_wait() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
     if signals:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_between_calls(session: Any) -> Iterator[None]:
+    """Let Ctrl-C cancel Spark's jobs, and come between calls of Java instead of in one.
+
+    Pyspark raises KeyboardInterrupt where Python waits for Java's answer. py4j then logs tracebacks and may lose the
+    connection, and pyspark makes another error of that: a run that was interrupted would end as one that failed. Here
+    jobs are cancelled by another thread, which has a connection of its own, and the interrupt waits for the answer. Seen
+    with pyspark 4.2.0 and py4j 0.10.9.9; it can go once an interrupted ``df.schema`` raises KeyboardInterrupt.
+
+    Args:
+        session: whose jobs are cancelled; one of Spark Connect changes nothing, nor does another thread than the main.
+
+    Raises:
+        KeyboardInterrupt: if one came, whatever else has come of it.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or getattr(handler, "__module__", None) != "pyspark.core.context":
+        yield
+        return
+    interrupted_at: float | None = None
+    raised, ended = threading.Event(), False
+
+    def cancel_and_remind() -> None:
+        every = round(1 / _SECONDS)
+        for reminder in range(round(_ANSWER_SECONDS / _SECONDS) + 1):
+            if reminder % every == 0:  # again, since another attempt may have begun
+                with suppress(Exception):
+                    session.sparkContext.cancelAllJobs()
+            if raised.wait(_SECONDS):
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+
+    reminders = threading.Thread(target=cancel_and_remind, daemon=True)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        nonlocal interrupted_at
+        now = time.monotonic()
+        if interrupted_at is None:
+            interrupted_at = now
+            reminders.start()
+        seconds = now - interrupted_at
+        is_late = ended or (raised.is_set() and seconds < _LATE_SECONDS)
+        waits = not raised.is_set() and seconds < _ANSWER_SECONDS and _in_a_call(frame)
+        if not is_late and not waits:
+            interrupted_at = now
+            raised.set()
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if interrupted_at is not None:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        ended = True
+        raised.set()
+        if reminders.ident is not None:
+            reminders.join(_LATE_SECONDS)
+        signal.signal(signal.SIGINT, handler)
+    if interrupted_at is not None:
+        raise KeyboardInterrupt
+
+
+def _in_a_call(frame: FrameType | None) -> bool:
+    """Whether a frame stands in a call of Java, or in Python's import code."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if f"{os.sep}py4j{os.sep}" in file or file.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from sparkdl.compat.interrupts import interrupts_between_calls
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
@@ -73,7 +74,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                 check_plain_paths(project.spec, filesystem)
                 state.hold(run_lease)
                 loading.join()
-                with code_for_workers(session, project.spec):
+                with interrupts_between_calls(session), code_for_workers(session, project.spec):
                     check_places({"places.tables": Storage.of(project.tables.folder)}, session)
                     champion = state.champion()
                     record.model["before"] = champion.version if champion else None
