@@ -90,7 +90,10 @@ def _java() -> Check:
     remedy = f"install Java {MIN_JAVA}: apt-get install openjdk-{MIN_JAVA}-jre-headless"
     if java is None or not Path(java).exists():
         return Check(name="Java", found="not found", ok=False, remedy=remedy)
-    text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    try:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        return Check(name="Java", found=f"{java} cannot be run ({error.strerror})", ok=False, remedy=remedy)
     match = re.search(r'version "(\d+)[^"]*"', text)
     ok = match is not None and int(match[1]) >= MIN_JAVA
     version = match[0].removeprefix("version ").strip('"') if match else "unknown version"

@@ -36,6 +36,14 @@ def test_missing_java_is_named_with_the_command_that_installs_it(monkeypatch):
     assert "apt-get install openjdk-17" in check.remedy
 
 
+def test_a_java_that_cannot_be_run_is_named_with_the_reason(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check = doctor._java()
+    assert (check.ok, check.found) == (False, f"{tmp_path}/bin/java cannot be run (Permission denied)")
+
+
 def test_a_spark_that_is_too_new_or_too_old_fails():
     check = doctor._package("pyspark", ((1, 0), (1, 1)), "pip install something else")
     assert check.ok is False

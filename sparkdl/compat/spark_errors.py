@@ -21,6 +21,7 @@ _FOREIGN = re.compile(
     r"UnsupportedClassVersion|ExceptionInInitializer)Error\b[^\n]*|(?:java\.lang\.)?ClassNotFoundException: \S+|"
     r"Cannot find catalog plugin class for catalog [^\n]*?(?=\.?(?:\n|$))"
 )
+_NO_PYTHON = re.compile(r'Cannot run program "([^"\n]+)": (?:error=\d+, )?([^\n]+)\n[^\0]{0,600}?PythonWorkerFactory')
 _CHAINED = re.compile(
     r"^(?:The above exception was the direct cause of|During handling of the above exception, another)", re.MULTILINE
 )
@@ -59,8 +60,8 @@ def task_error(raised: BaseException) -> errors.SparkdlError | None:
     text = str(raised) if type(raised).__module__.startswith(("pyspark.", "py4j.")) else ""
     if "PYTHON_VERSION_MISMATCH" in text:
         return errors.PreflightError(OTHER_PYTHON)
-    if "Error from python worker" in text:  # which did not come so far as to run a task
-        return lacking_module(raised)
+    if "Error from python worker" in text or _NO_PYTHON.search(text):  # which did not come so far as to run a task
+        return worker_python_error(raised)
     error = _in_text(text)
     return None if isinstance(error, errors.ClusterError) else error  # a launch reads those itself, and more in them
 
@@ -74,12 +75,17 @@ def _in_text(text: str) -> errors.SparkdlError | None:
     return None
 
 
-def lacking_module(raised: BaseException) -> errors.ClusterError | None:
-    """The error for workers whose Python has not what their tasks, or the daemon that starts them, import.
+def worker_python_error(raised: BaseException) -> errors.ClusterError | None:
+    """The error for workers whose Python is not there, or has not what their tasks, or their daemon, import.
 
     Args:
         raised: of a Spark job that runs nothing of the user's; a function of his may fail at any import.
     """
+    no_python = _NO_PYTHON.search(str(raised))
+    if no_python is not None:
+        return errors.ClusterError(
+            f"the workers cannot run {no_python[1]} ({no_python[2]}): set PYSPARK_PYTHON to a Python that they have"
+        )
     lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", str(raised))
     if lacking is None:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.compat.spark_errors import lacking_module
+from sparkdl.compat.spark_errors import worker_python_error
 from sparkdl.storage.files import TEMPORARY, Storage
 from sparkdl.storage.session import is_here
 
@@ -50,7 +50,7 @@ def problems_on_executors(
         try:
             rows = _row_for_each_executor(spark).mapInArrow(look, "name string, problem string").collect()
         except Exception as error:
-            lacking = lacking_module(error)
+            lacking = worker_python_error(error)
             if lacking is not None:
                 raise lacking from error
             return {}  # the work itself says why, in its own words

@@ -57,6 +57,18 @@ def test_workers_that_cannot_start_for_want_of_a_module_are_told_by_its_name():
     assert task_error(of_the_user) is None
 
 
+def test_workers_whose_python_is_not_there_are_told_which_it_is():
+    java = "\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)\n"
+    failed = 'java.io.IOException: Cannot run program "{}": error=2, No such file or directory\n' + java
+    worker = (
+        failed.format("/no/python") + "\tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(P.scala:346)"
+    )
+    words = r"^the workers cannot run /no/python \(No such file or directory\): set PYSPARK_PYTHON"
+    with pytest.raises(errors.ClusterError, match=words), task_errors():
+        raise PythonException(worker)
+    assert task_error(PythonException(failed.format("nvidia-smi"))) is None
+
+
 def test_a_rank_that_refuses_is_told_by_the_type_it_raised_and_one_that_fails_by_one_sentence():
     failed = errors.RankFailedError(1, "DataError: nulls", f"{TRACE}sparkdl.errors.DataError: nulls\n", ("said",))
     original = errors.DataError("nulls")

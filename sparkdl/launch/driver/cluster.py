@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-from sparkdl.compat.spark_errors import OTHER_PYTHON, lacking_module
+from sparkdl.compat.spark_errors import OTHER_PYTHON, worker_python_error
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError, first_line
 from sparkdl.launch.addresses import address_of
@@ -125,7 +125,7 @@ def as_cluster_error(error: BaseException) -> BaseException:
         translated = PreflightError(OTHER_PYTHON)
     elif unreached := re.search(r"sparkdl\.errors\.UnreachableError: (.+)", text):
         translated = UnreachableError(unreached[1].strip())
-    elif missing := lacking_module(error):
+    elif missing := worker_python_error(error):
         translated = missing
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         translated = CancelledError("the Spark job of the ranks was cancelled, and every rank was ended")
