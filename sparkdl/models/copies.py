@@ -24,7 +24,7 @@ from sparkdl.models.folder import (
     read_bundle,
     work_folder,
 )
-from sparkdl.storage import TEMPORARY, Storage
+from sparkdl.storage import TEMPORARY, Storage, storage_errors
 from sparkdl.storage.local import private_folder
 
 _UNUSED_SECONDS = 30 * 86400.0
@@ -50,7 +50,11 @@ def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:
         return
     with work_folder(target) as work:
         for name in info.files:
-            with folder.child(name).open_input() as source, (work / name).open("xb") as sink:
+            with (
+                folder.child(name).open_input() as source,
+                storage_errors(target.uri, "write"),
+                (work / name).open("xb") as sink,
+            ):
                 shutil.copyfileobj(source, sink, 4 << 20)
         try:
             publish_folder(work, target, text)

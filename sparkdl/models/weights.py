@@ -51,12 +51,12 @@ def save_weights(model: nn.Module, path: Path) -> WeightFacts:
         tensors[name] = _alone(tensor)
     try:
         save_file(tensors, path)
-    except (SafetensorError, KeyError, ValueError) as cause:
+    except (SafetensorError, KeyError, ValueError, OSError) as cause:
+        if isinstance(cause, OSError) or "(os error" in str(cause):  # safetensors has no type of its own for these
+            raise BundleError(
+                f"the weights cannot be written to {path}: {cause}; free space or choose another place"
+            ) from cause
         raise BundleError(f"the weights cannot be saved as safetensors: {cause}; cast them to a plain type") from cause
-    except OSError as cause:
-        raise BundleError(
-            f"the weights cannot be written to {path}: {cause}; free space or choose another place"
-        ) from cause
     return WeightFacts(aliases=aliases, channels_last=channels_last)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 import time
 import uuid
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import IntegrityError
+from sparkdl.errors import BundleError, IntegrityError, StorageError
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.copies import copy_bundle
 from sparkdl.models.folder import read_bundle
@@ -85,3 +86,24 @@ def test_copies_that_nobody_has_used_for_long_go_with_the_next_one(info, remote,
     other = save_bundle(nn.Linear(3, 1), f"{remote}-2")
     load_bundle(f"{remote}-2")
     assert {place.name for place in cache.iterdir()} == {info.content_hash, other.content_hash}
+
+
+@pytest.fixture
+def full_disk():
+    """As one does that is full: no file of this process becomes larger than 100 kB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_becomes_full_is_named_as_that_and_nothing_half_written_stays(tmp_path, full_disk):
+    with pytest.raises(BundleError, match=r"the weights cannot be written to .*; free space"):
+        save_bundle(nn.Linear(400, 200), str(tmp_path / "bundle"))
+    assert list(tmp_path.iterdir()) == []
+    full_disk()
+    info = save_bundle(nn.Linear(400, 200), str(tmp_path / "bundle"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(StorageError, match=r"cannot write .*copies.*free space"):
+        copy_bundle(info, str(tmp_path / "copies" / "one"))
+    assert list((tmp_path / "copies").iterdir()) == []
