@@ -158,14 +158,15 @@ def _shadow() -> Check:
         if (folder / "sparkdl" / "__init__.py").is_file() and (folder / "sparkdl").resolve() != own_folder
     ]
     if not other_folders:
-        return Check(name="sparkdl", found=f"{_own_version()} in {own_folder}", ok=True)
+        return Check(name="sparkdl", found=f"{own_version()} in {own_folder}", ok=True)
     remedy = "remove the other one: pip uninstall sparkdl, then install this one again"
     return Check(
         name="sparkdl", found=f"{own_folder}, and another in {', '.join(other_folders)}", ok=False, remedy=remedy
     )
 
 
-def _own_version() -> str:
+def own_version() -> str:
+    """The version of this package that is installed."""
     try:
         return importlib.metadata.version("sparkdl")
     except importlib.metadata.PackageNotFoundError:

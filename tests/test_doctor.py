@@ -80,6 +80,12 @@ def test_the_exit_code_tells_whether_something_needed_failed(monkeypatch, capsys
     assert "1 of 3 checks failed" in capsys.readouterr().out
 
 
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"sparkdl {doctor.own_version()}\n")
+
+
 @pytest.mark.slow
 def test_every_backend_really_all_reduces():
     done = subprocess.run(

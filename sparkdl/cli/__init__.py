@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -43,14 +44,24 @@ def job(*words: str, arguments: Sequence[str] | None = None) -> int:
         words: the command and options of its own; those of the command line come after them, and win.
         arguments: the command line; None takes this process's.
     """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config")
+    finder = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, usage="%(prog)s --config FILE [options of sparkdl run]"
+    )
+    finder.add_argument("--config", metavar="FILE")
     own_options, other_options = finder.parse_known_args(arguments)
+    asks_for_help = {"-h", "--help"} & set(other_options)
+    if own_options.config is None and not asks_for_help and not any(map(_is_file, other_options)):
+        finder.error("--config FILE, the pipeline file, is missing")
     return main([*words, *([] if own_options.config is None else [own_options.config]), *other_options])
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml"))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     pipelines.add_commands(commands)
     add_command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
@@ -58,6 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     models.add_commands(commands)
     size.add_commands(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked for only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from sparkdl.doctor import own_version
+
+        print(f"sparkdl {own_version()}")
+        parser.exit()
 
 
 def _doctor(_: argparse.Namespace, console: Console) -> int:

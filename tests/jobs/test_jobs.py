@@ -32,6 +32,17 @@ def test_config_names_the_file_wherever_it_stands(file, capsys):
         assert "write epochs" in capsys.readouterr().err
 
 
+def test_a_job_without_a_file_is_told_of_config_and_its_help_needs_none(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["jobs/retrain.py"])
+    for words in ([], ["--until", "shards"]):
+        with pytest.raises(SystemExit):
+            job("run", arguments=words)
+        assert "retrain.py: error: --config FILE, the pipeline file, is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        job("run", arguments=["--help"])
+    assert (ended.value.code, "exit codes" in capsys.readouterr().out) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("name", "last", "code"),
     [("retrain", "score", 0), ("etl", "shards", 0), ("train", "publish", 0), ("score", "then", 1)],

@@ -117,8 +117,10 @@ class RunRecord:
         """Say which error ended it."""
         self.exit_code = exit_code_of(error)
         self.outcome = {1: "refused", 30: "lost"}.get(self.exit_code, "failed")  # type: ignore[assignment]
+        self.error = type(error).__name__
         text = str(error).encode(errors="backslashreplace").decode()  # of names of files that are no UTF-8
-        self.error, self.message = type(error).__name__, " ".join(text.split()) or type(error).__name__
+        without_words = "interrupted" if isinstance(error, KeyboardInterrupt) else self.error
+        self.message = " ".join(text.split()) or without_words
 
     def write(self, file: Storage) -> None:
         """Write it, whole or not at all."""

@@ -7,6 +7,7 @@ import pytest
 from sparkdl import errors
 from sparkdl.pipeline.state.lease import LeaseTakenError
 from sparkdl.pipeline.state.record import RunRecord, exit_code_of
+from sparkdl.storage import Storage
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,19 @@ def test_every_error_has_its_exit_code(error, code, outcome):
     record.fail(error)
     assert (exit_code_of(error), record.exit_code, record.outcome) == (code, code, outcome)
     assert record.error == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError(), "RuntimeError"),
+        (OSError("cannot read caf\udce9.csv"), r"cannot read caf\udce9.csv"),  # a name that is no UTF-8
+    ],
+)
+def test_a_record_says_what_happened_and_can_be_read_again(tmp_path, error, words):
+    record = RunRecord(pipeline="shop", run_id="1", started="2026-03-02T00:00:00+00:00")
+    record.fail(error)
+    file = Storage.of(str(tmp_path / "record.json"))
+    record.write(file)
+    assert RunRecord.load(file).message == words
