@@ -94,7 +94,7 @@ def interrupts_between_calls(session: Any) -> Iterator[None]:
 
     Pyspark raises KeyboardInterrupt where Python waits for Java's answer. py4j then logs tracebacks and may lose the
     connection, and pyspark makes another error of that: a run that was interrupted would end as one that failed. Here
-    jobs are cancelled by another thread, which has a connection of its own, and the interrupt waits for the answer. Seen
+    jobs are cancelled by another thread, which has its own connection, and the interrupt waits for the answer. Seen
     with pyspark 4.2.0 and py4j 0.10.9.9; it can go once an interrupted ``df.schema`` raises KeyboardInterrupt.
 
     Args:
