@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from sparkdl.compat.interrupts import interrupts_between_calls
+from sparkdl.compat.interrupts import interrupts_between_calls, interrupts_wait
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
@@ -182,21 +182,22 @@ def leave(project: Project, state: State, record: RunRecord) -> None:
     record.places["record"] = folder.child("record.json").uri
     record.message = project.file.redacted(record.message)
     record.versions = _versions()
-    with _tried("champion of this run was not found out"):
-        if "champion" not in record.model:
-            champion = state.champion()
-            record.model["champion"] = champion.version if champion is not None else None
-    with _tried("report of this run was not written"):
-        if record.outcome != "nothing new":  # what writes it need not be loaded then
-            from sparkdl.pipeline.report import has_report, write_report
+    with interrupts_wait():  # else a run that has moved the champion could be none that anybody knows of
+        with _tried("champion of this run was not found out"):
+            if "champion" not in record.model:
+                champion = state.champion()
+                record.model["champion"] = champion.version if champion is not None else None
+        with _tried("report of this run was not written"):
+            if record.outcome != "nothing new":  # what writes it need not be loaded then
+                from sparkdl.pipeline.report import has_report, write_report
 
-            record.versions |= _commit(spec.code)
-            if has_report(record):
-                write_report(record, folder.child("report.html"))
-    with _tried("record of this run was not written"):
-        record.write(folder.child("record.json"))
-    with _tried("row of this run was not written"):
-        add_run(project.tables.table("runs"), record)
+                record.versions |= _commit(spec.code)
+                if has_report(record):
+                    write_report(record, folder.child("report.html"))
+        with _tried("record of this run was not written"):
+            record.write(folder.child("record.json"))
+        with _tried("row of this run was not written"):
+            add_run(project.tables.table("runs"), record)
     if spec.notify is not None:
         with _tried("notice of this run was not given"):
             from sparkdl.pipeline.notify import notify

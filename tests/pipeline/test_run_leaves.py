@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 
@@ -61,6 +62,24 @@ def test_a_run_that_is_refused_leaves_everything_and_its_own_error(new_run, capl
     assert (row["outcome"], row["report"]) == ("refused", record.places["report"])
     assert new_run.told.read_text().split() == ["refused"]
     assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+
+
+def test_ctrl_c_while_a_record_is_written_comes_when_it_is_there(new_run, monkeypatch):
+    run, write = new_run("source.path=gone.csv"), RunRecord.write
+
+    def interrupted(record, file):
+        signal.raise_signal(signal.SIGINT)
+        write(record, file)
+
+    monkeypatch.setattr(RunRecord, "write", interrupted)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever Spark of another test has set
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            execute(run)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert RunRecord.load(Storage.of(run.record.places["record"])).outcome == "refused"
+    assert rows(run)[run.run_id]["outcome"] == "refused"
 
 
 def test_a_run_that_another_was_before_is_a_row_and_told_and_has_no_report(new_run):
