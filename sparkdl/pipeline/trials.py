@@ -12,14 +12,14 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import arguments_of
 from sparkdl.pipeline.file.problems import Path, choices
-from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
+from sparkdl.pipeline.spec import Model, PipelineSpec, Range, Search, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 
 OWN_NETWORK = "sparkdl.models.networks:TabularEnsemble"
@@ -71,9 +71,19 @@ def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
     return {name: _typed(value, _kind(spec, name)) for name, value in settings.items()}
 
 
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """The settings of a trial in words."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
 def takes_whole_numbers(spec: PipelineSpec, name: str) -> bool:
     """Whether a parameter's annotation says so."""
     return _kind(spec, name) is int
+
+
+def factory_of(model: Model) -> str:
+    """The import path of the factory of a network."""
+    return model.factory or OWN_NETWORK
 
 
 def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSpec:
@@ -82,13 +92,10 @@ def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSp
     Raises:
         ConfigError: the settings do not fit each other.
     """
-    parts: dict[str, dict[str, Any]] = {"train": {}, "model": {}}
-    for name, value in settings.items():
-        section, _, parameter = name.partition(".")
-        parts[section][parameter] = value
+    train, arguments = _of_section(settings, "train"), {**spec.model.arguments, **_of_section(settings, "model")}
     replaced = msgspec.structs.replace
-    model = replaced(spec.model, arguments={**spec.model.arguments, **parts["model"]})
-    return replaced(spec, train=replaced(spec.train, **parts["train"]), model=model, search=None)
+    model = replaced(spec.model, arguments=arguments)
+    return replaced(spec, train=replaced(spec.train, **train), model=model, search=None)
 
 
 def compared_by(spec: PipelineSpec) -> str | None:
@@ -119,12 +126,15 @@ def metrics_of_trials(spec: PipelineSpec) -> tuple[str, ...]:
 
 def chosen_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The sections ``train`` and ``model`` of resolved settings, with those of a trial in their place."""
-    train, model = dict(settings["train"]), dict(settings["model"])
-    model["arguments"] = dict(model.get("arguments") or {})
-    for name, value in chosen.items():
-        section, _, parameter = name.partition(".")
-        (train if section == "train" else model["arguments"])[parameter] = value
-    return {"train": train, "model": model}
+    model = dict(settings["model"])
+    model["arguments"] = {**(model.get("arguments") or {}), **_of_section(chosen, "model")}
+    return {"train": {**settings["train"], **_of_section(chosen, "train")}, "model": model}
+
+
+def _of_section(settings: Mapping[str, Any], section: str) -> Settings:
+    """Those of one section, by the name that they have there."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
 
 
 def search_problems(spec: PipelineSpec) -> list[tuple[Path, str]]:
@@ -170,14 +180,13 @@ def _impossible(spec: PipelineSpec, search: Search) -> Iterator[tuple[Path, str]
         return
     for trial in filter(None, settings):
         if sentence := _refused(spec, trial):
-            shown = ", ".join(f"{name}={value}" for name, value in trial.items())
-            yield ("search", "space"), f" holds {shown}, which cannot be: {sentence.lstrip()}"
+            yield ("search", "space"), f" holds {settings_text(trial)}, which cannot be: {sentence.lstrip()}"
             return
 
 
 def _unknown_arguments(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     """Arguments that the function does not take, as far as its source tells."""
-    target = spec.model.factory or OWN_NETWORK
+    target = factory_of(spec.model)
     try:
         accepted = arguments_of(target)
     except ConfigError:  # said of model.factory already
@@ -197,20 +206,14 @@ def _kind(spec: PipelineSpec, name: str) -> type | None:
     """The kind of number that a parameter takes, as its annotation says; None where that is none, or says nothing."""
     section, _, parameter = name.partition(".")
     if section == "train":
-        kind = _unannotated({field.name: field.type for field in msgspec.structs.fields(Train)}.get(parameter))
-        members = set(map(_unannotated, getattr(kind, "__args__", (kind,)))) - {type(None)}
+        kind = get_type_hints(Train).get(parameter)
+        members = set(get_args(kind) or [kind]) - {type(None)}
         return next(iter(members)) if members in ({int}, {float}) else None
     try:
-        accepted = arguments_of(spec.model.factory or OWN_NETWORK) or {}
+        accepted = arguments_of(factory_of(spec.model)) or {}
     except ConfigError:
         return None
     return {"int": int, "float": float}.get((accepted.get(parameter) or "").replace(" ", "").removesuffix("|None"))
-
-
-def _unannotated(kind: Any) -> Any:
-    while hasattr(kind, "__metadata__"):
-        kind = kind.__origin__
-    return kind
 
 
 def _typed(value: Any, kind: type | None) -> Any:

@@ -170,7 +170,7 @@ def test_torch_is_loaded_beside_the_start_of_spark():
         "loading.start()\n"
         "import pyspark.sql, pyspark.sql.functions\n"
         "loading.join()\n"
-        "from sparkdl.pipeline.work.search import train_trials\n"
+        "from sparkdl.pipeline.work.search import TrialSearch\n"
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ class TrialStep(Step):
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train the trials that are not trained yet."""
         from sparkdl.pipeline.session import torch_for_workers
-        from sparkdl.pipeline.work.search import TrialResults, train_trials
+        from sparkdl.pipeline.work.search import TrialSearch
 
         project, state = run.project, run.state
         parts, _ = parts_to_learn(run)
@@ -67,7 +67,7 @@ class TrialStep(Step):
         torch_for_workers(spark)
         trials = _trials(project, str(shards_key(project, state, parts)))
         prepared = prepared_of(project, state, parts, spark)
-        train_trials(spark, project.spec, prepared, trials, TrialResults(run), stale=stale.keys)
+        TrialSearch(run, spark, prepared, trials).train(stale.keys)
         return True
 
     def tell(self, run: Run) -> None:

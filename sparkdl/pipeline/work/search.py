@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -32,6 +33,7 @@ from sparkdl.pipeline.trials import (
     chosen_by,
     compared_by,
     metrics_of_trials,
+    settings_text,
     takes_whole_numbers,
     typed_settings,
     with_settings,
@@ -43,173 +45,177 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class TrialResults:
-    """What trials come to, as receipts: in the end by their key, and before by one of that and a number of epochs."""
+class TrialSearch:
+    """The trials of a search.
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._receipts = run, run.state.receipts
+    What they come to is kept as receipts: in the end by the key of the trial, and before by one of that and a number of
+    epochs.
 
-    def keep(self, key: str, tried: Tried) -> None:
-        """Keep what a trial came to in the end."""
-        self._receipts.keep("trial", key, tried)
-        self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
+    Args:
+        run: of the pipeline.
+        spark: the session.
+        prepared: shards, and the features and labels that they were cut with.
+        trials: settings of all of them by key.
+    """
 
-    def keep_look(self, key: str, epochs: int, tried: Tried) -> None:
-        """Keep what a trial, that may go on, has come to after so many epochs."""
-        self._receipts.keep("trial", self.look_key(key, epochs), tried)
+    def __init__(self, run: Run, spark: SparkSession, prepared: Prepared, trials: Mapping[str, dict[str, Any]]) -> None:
+        assert run.project.spec.search is not None
+        self._run, self._spark, self._prepared = run, spark, prepared
+        self._spec, self._search, self._receipts = run.project.spec, run.project.spec.search, run.state.receipts
+        self._settings, self._networks = dict(trials), dict[str, tuple[PipelineSpec, nn.Module] | ConfigError]()
+        self._column, self._maximise = chosen_by(self._spec), _is_maximised(self._spec)
 
-    def look(self, key: str, epochs: int) -> Tried | None:
-        """What was kept of that by this run or an earlier one."""
-        tried = self._receipts.result("trial", self.look_key(key, epochs), Tried)
+    def train(self, stale: Collection[str]) -> None:
+        """Train the trials with these keys, side by side where there is room.
+
+        The networks of trials that run side by side are all made before the first one trains, since making one draws
+        from torch's one generator: so a trial's weights do not depend on what runs beside it.
+
+        Raises:
+            ClusterError: ranks could not be started, or were lost.
+            TrainingError: a training went wrong for a reason that another attempt may not meet.
+        """
+        keys = [key for key in self._settings if key in stale]
+        width = min(len(keys), room_for_fits(self._spark, self._spec.train.num_proc or 1, self._search.slots))
+        if width > 1 and self._search.method != "tpe":
+            for key in keys:
+                self._make(key)
+        if self._search.method == "halving":
+            self._halve(keys, width)
+        elif self._search.method == "tpe":
+            self._draw_by_results(keys, width)
+        else:
+            run_side_by_side([functools.partial(self._train, key, {}) for key in keys], self._spark, width)
+
+    def _halve(self, keys: Sequence[str], width: int) -> None:
+        """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
+        epochs = settled_train(self._spec, self._prepared.shards.train_rows, slots_of(self._spark)).epochs
+        assert epochs is not None
+        ladder, column = looks(epochs, self._search.min_epochs, self._search.reduction), self._column
+        looked = [{rung: tried for rung in ladder if (tried := self._look(key, rung))} for key in keys]
+        trials = [
+            TuneTrial(
+                number=number,
+                settings=self._settings[key],
+                values={rung: value for rung, tried in seen.items() if (value := _value(tried, column)) is not None},
+                failed=next((tried.failed for tried in seen.values() if _value(tried, column) is None), ""),
+            )
+            for number, (key, seen) in enumerate(zip(keys, looked, strict=True))
+        ]
+        schedule = Schedule(ladder, self._search.reduction, maximise=self._maximise, trials=trials)
+
+        def work() -> None:
+            while (job := schedule.next()) is not None:
+                number, rung = job
+                key, earlier = keys[number], looked[number]
+                try:
+                    tried = self._fit(key, Look(epochs=rung, bundle=_look_key(key, rung)))
+                    before = earlier[max(earlier)].seconds if earlier else 0.0
+                    earlier[rung] = tried = replace(tried, seconds=tried.seconds + before)
+                    self._receipts.keep("trial", _look_key(key, rung), tried)
+                except BaseException:
+                    schedule.stop()
+                    raise
+                schedule.done(number, rung, _value(tried, column))
+
+        run_side_by_side([work] * width, self._spark, width)
+        for key, seen in zip(keys, looked, strict=True):
+            last = seen[max(seen)]
+            self._keep(key, replace(last, stopped=max(seen) < epochs and not _failed(last, column)))
+            checkpoints_of(self._spec, key).delete(recursive=True)
+
+    def _draw_by_results(self, keys: Sequence[str], width: int) -> None:
+        """Draw each by what those before came to; what was drawn is kept before it trains, so that it goes on so."""
+        space = {
+            name: TuneRange(values.low, values.high, log=values.log, whole=takes_whole_numbers(self._spec, name))
+            if isinstance(values, Range)
+            else list(values)
+            for name, values in self._search.space.items()
+        }
+        sampler = TpeSampler(space, maximise=self._maximise, seed=self._search.seed)
+        numbers, drawn = {key: number for number, key in enumerate(self._settings)}, dict[str, Mapping[str, Any]]()
+        for key, number in numbers.items():
+            tried = self._receipts.result("trial", key, Tried) or self._look(key, 0)
+            if tried is not None:
+                drawn[key] = tried.settings
+                sampler.remember(number, tried.settings, _value(tried, self._column), _failed(tried, self._column))
+        waiting, lock = deque(keys), threading.Lock()
+
+        def work() -> None:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    key = waiting.popleft()
+                    settings = drawn.get(key) or sampler.ask(numbers[key])
+                    if key not in drawn:
+                        self._receipts.keep("trial", _look_key(key, 0), Tried(trained=None, settings=settings))
+                    self._settings[key] = typed_settings(self._spec, settings)
+                    self._make(key)
+                try:
+                    tried = self._train(key, settings)
+                except BaseException:
+                    waiting.clear()
+                    raise
+                sampler.tell(numbers[key], _value(tried, self._column))
+
+        run_side_by_side([work] * width, self._spark, width)
+
+    def _look(self, key: str, epochs: int) -> Tried | None:
+        """What this run or an earlier one has kept of a trial after so many epochs."""
+        tried = self._receipts.result("trial", _look_key(key, epochs), Tried)
         if tried is not None and tried.trained is not None and not self._run.state.places.bundle(tried.trained.bundle):
             return None  # another search has cleaned it up
         return tried
 
-    def look_key(self, key: str, epochs: int) -> str:
-        """The key under which it is."""
-        return content_key("trial", [key, epochs])
+    def _keep(self, key: str, tried: Tried) -> None:
+        """Keep what a trial came to in the end."""
+        self._receipts.keep("trial", key, tried)
+        self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
 
-    def ended(self, key: str) -> Tried | None:
-        """What a trial came to in the end, if it has ended."""
-        return self._receipts.result("trial", key, Tried)
+    def _make(self, key: str) -> tuple[PipelineSpec, nn.Module] | ConfigError:
+        """The file of one trial, and its network; what speaks against these fails the trial once it is its turn.
 
+        It runs on as many ranks as the file says, or one, and with the metric that judges it.
+        """
+        made: tuple[PipelineSpec, nn.Module] | ConfigError
+        try:
+            spec = with_settings(self._spec, self._settings[key])
+            ranks, metrics = spec.train.num_proc or 1, metrics_of_trials(spec)
+            settings = msgspec.structs.replace(spec.train, num_proc=ranks, metrics=metrics)
+            spec = msgspec.structs.replace(spec, train=settings)
+            made = spec, network_of(spec, self._prepared)
+        except ConfigError as error:
+            made = error
+        self._networks[key] = made
+        return made
 
-def train_trials(
-    spark: SparkSession,
-    spec: PipelineSpec,
-    prepared: Prepared,
-    trials: Mapping[str, dict[str, Any]],
-    results: TrialResults,
-    *,
-    stale: Collection[str],
-) -> None:
-    """Train each trial that has not ended yet, side by side where there is room.
+    def _train(self, key: str, drawn: Mapping[str, Any]) -> Tried:
+        """Train one to its end, and keep what came of it with what was drawn."""
+        tried = replace(self._fit(key, None), settings=drawn)
+        self._keep(key, tried)
+        return tried
 
-    The networks of trials that run side by side are all made before the first one trains, since making one draws from
-    torch's one generator: so a trial's weights do not depend on what runs beside it.
-
-    Args:
-        spark: the session.
-        spec: the pipeline.
-        prepared: shards, and the features and labels that they were cut with.
-        trials: settings of all of them by key.
-        results: of trials.
-        stale: keys of those that are to be trained.
-
-    Raises:
-        ClusterError: ranks could not be started, or were lost.
-        TrainingError: a training went wrong for a reason that another attempt may not meet.
-    """
-    assert spec.search is not None
-    width = min(len(stale), room_for_fits(spark, spec.train.num_proc or 1, spec.search.slots))
-    runs = [_Trial(spark, spec, prepared, trials[key], key, results) for key in trials if key in stale]
-    if width > 1 and spec.search.method != "tpe":
-        for trial in runs:
-            trial.make()
-    if spec.search.method == "halving":
-        _halve(spark, spec, prepared, runs, results, width)
-    elif spec.search.method == "tpe":
-        _draw_by_results(spark, spec, list(trials), runs, results, width)
-    else:
-        run_side_by_side([trial.train for trial in runs], spark, width)
-
-
-def _halve(
-    spark: SparkSession,
-    spec: PipelineSpec,
-    prepared: Prepared,
-    runs: Sequence[_Trial],
-    results: TrialResults,
-    width: int,
-) -> None:
-    """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
-    assert spec.search is not None
-    epochs = settled_train(spec, prepared.shards.train_rows, slots_of(spark)).epochs
-    assert epochs is not None
-    ladder = looks(epochs, spec.search.min_epochs, spec.search.reduction)
-    column = chosen_by(spec)
-    looks_by_run = [{rung: tried for rung in ladder if (tried := results.look(run.key, rung))} for run in runs]
-    schedule = Schedule(
-        ladder,
-        spec.search.reduction,
-        maximise=HIGHER_IS_BETTER.get(compared_by(spec) or "", False),
-        trials=[
-            TuneTrial(
-                number=number,
-                settings=run.settings,
-                values={rung: value for rung, tried in looked.items() if (value := _value(tried, column)) is not None},
-                failed=next((tried.failed for tried in looked.values() if _value(tried, column) is None), ""),
-            )
-            for number, (run, looked) in enumerate(zip(runs, looks_by_run, strict=True))
-        ],
-    )
-
-    def work() -> None:
-        while (job := schedule.next()) is not None:
-            number, rung = job
-            try:
-                tried = runs[number].run_to(rung, max(looks_by_run[number], default=None))
-            except BaseException:
-                schedule.stop()
+    def _fit(self, key: str, look: Look | None) -> Tried:
+        emit("step", name="trial", state="started")
+        started = time.perf_counter()
+        try:
+            made = self._networks.get(key) or self._make(key)
+            del self._networks[key]  # the network is then the fit's alone
+            if isinstance(made, ConfigError):
+                raise made
+            spec, network = made
+            trained = train(self._spark, spec, self._prepared, key, network, look=look)
+            return Tried(trained=trained, seconds=time.perf_counter() - started)
+        except SparkdlError as error:
+            text = settings_text(self._settings[key])
+            if not is_of_settings(error):
+                logger.warning("the search ends with the trial %s, and goes on with it next time", text)
                 raise
-            looks_by_run[number][rung] = tried
-            schedule.done(number, rung, _value(tried, column))
-
-    run_side_by_side([work] * width, spark, width)
-    for run, looked in zip(runs, looks_by_run, strict=True):
-        last = looked[max(looked)]
-        results.keep(run.key, replace(last, stopped=max(looked) < epochs and not _failed(last, column)))
-        checkpoints_of(spec, run.key).delete(recursive=True)
-
-
-def _draw_by_results(
-    spark: SparkSession,
-    spec: PipelineSpec,
-    keys: Sequence[str],
-    runs: Sequence[_Trial],
-    results: TrialResults,
-    width: int,
-) -> None:
-    """Draw each by what those before came to; what was drawn is kept before it trains, so that it goes on as it is."""
-    assert spec.search is not None
-    space = {
-        name: TuneRange(values.low, values.high, log=values.log, whole=takes_whole_numbers(spec, name))
-        if isinstance(values, Range)
-        else list(values)
-        for name, values in spec.search.space.items()
-    }
-    maximise = HIGHER_IS_BETTER.get(compared_by(spec) or "", False)
-    sampler = TpeSampler(space, maximise=maximise, seed=spec.search.seed)
-    column, drawn = chosen_by(spec), dict[str, Mapping[str, Any]]()
-    for number, key in enumerate(keys):
-        tried = results.ended(key) or results.look(key, 0)
-        if tried is not None:
-            drawn[key] = tried.settings
-            value = _value(tried, column)
-            why = _failed(tried, column) if tried.trained is not None or tried.failed else ""
-            sampler.remember(number, tried.settings, value, why)
-    waiting, lock = deque(runs), threading.Lock()
-
-    def work() -> None:
-        while waiting:
-            with lock:
-                if not waiting:
-                    return
-                run = waiting.popleft()
-                number = keys.index(run.key)
-                settings = drawn.get(run.key) or sampler.ask(number)
-                if run.key not in drawn:
-                    results.keep_look(run.key, 0, Tried(trained=None, settings=settings))
-                run.take(typed_settings(spec, settings))
-                run.make()
-            try:
-                tried = run.train(settings)
-            except BaseException:
-                waiting.clear()
-                raise
-            sampler.tell(number, _value(tried, column))
-
-    run_side_by_side([work] * width, spark, width)
+            checkpoints_of(self._spec, key).delete(recursive=True)
+            reason = " ".join(str(error).split())
+            logger.warning("the trial %s failed: %s", text, reason)
+            return Tried(trained=None, failed=reason, seconds=time.perf_counter() - started)
 
 
 def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -> Trained:
@@ -222,23 +228,37 @@ def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -
         ConfigError: every trial failed.
     """
     column = chosen_by(spec)
-    trials = tuple(_trial(settings, attempt, column) for settings, attempt in tried)
-    chosen = _best(trials, higher=HIGHER_IS_BETTER.get(compared_by(spec) or "", False))
+    trials = tuple(
+        Trial(
+            settings=settings or attempt.settings,
+            value=_value(attempt, column),
+            epochs=0 if attempt.trained is None else attempt.trained.epochs,
+            seconds=attempt.seconds,
+            failed=_failed(attempt, column),
+            stopped=attempt.stopped,
+        )
+        for settings, attempt in tried
+    )
+    values = {place: trial.value for place, trial in enumerate(trials) if trial.value is not None and not trial.stopped}
+    if not values:
+        raise ConfigError(
+            f"all {len(trials)} trials of the search failed, the first ({settings_text(trials[0].settings)}): "
+            f"{trials[0].failed}; change search.space"
+        )
+    chosen = max(values, key=values.__getitem__) if _is_maximised(spec) else min(values, key=values.__getitem__)
     best = tried[chosen][1].trained
     assert best is not None
     return replace(best, trials=trials, chosen=chosen, chosen_by=column)
 
 
-def _trial(settings: dict[str, Any], tried: Tried, column: str) -> Trial:
-    """What the record says of a trial."""
-    return Trial(
-        settings=settings or tried.settings,
-        value=_value(tried, column),
-        epochs=0 if tried.trained is None else tried.trained.epochs,
-        seconds=tried.seconds,
-        failed=_failed(tried, column),
-        stopped=tried.stopped,
-    )
+def _is_maximised(spec: PipelineSpec) -> bool:
+    """Whether more of what trials are compared by is better."""
+    return HIGHER_IS_BETTER.get(compared_by(spec) or "", False)
+
+
+def _look_key(key: str, epochs: int) -> str:
+    """The key of what a trial, that may go on, has come to after so many epochs."""
+    return content_key("trial", [key, epochs])
 
 
 def _value(tried: Tried, column: str) -> float | None:
@@ -251,100 +271,3 @@ def _failed(tried: Tried, column: str) -> str:
     if tried.trained is not None and _value(tried, column) is None:
         return f"{column} is not finite"
     return tried.failed
-
-
-class _Trial:
-    """One setting that is to be trained."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        spec: PipelineSpec,
-        prepared: Prepared,
-        settings: dict[str, Any],
-        key: str,
-        results: TrialResults,
-    ) -> None:
-        self.key, self.settings = key, settings
-        self._spark, self._whole, self._prepared, self._results = spark, spec, prepared, results
-        self._spec = _for_one(with_settings(spec, settings))
-        self._network: nn.Module | ConfigError | None = None
-
-    def take(self, settings: dict[str, Any]) -> None:
-        """Take settings that were drawn now; what speaks against them fails the trial once it is its turn."""
-        self.settings = settings
-        try:
-            self._spec = _for_one(with_settings(self._whole, settings))
-        except ConfigError as error:
-            self._network = error
-
-    def make(self) -> None:
-        """Make its network; what speaks against that fails the trial once it is its turn."""
-        if isinstance(self._network, ConfigError):
-            return
-        try:
-            self._network = network_of(self._spec, self._prepared)
-        except ConfigError as error:
-            self._network = error
-
-    def train(self, drawn: Mapping[str, Any] | None = None) -> Tried:
-        """Train, and keep what came of it with what was drawn."""
-        tried = replace(self._tried(None), settings=drawn or {})
-        self._results.keep(self.key, tried)
-        return tried
-
-    def run_to(self, epochs: int, before: int | None) -> Tried:
-        """Train up to so many epochs, ``before`` of which there are, and keep what came of it."""
-        tried = self._tried(Look(epochs=epochs, bundle=self._results.look_key(self.key, epochs)))
-        earlier = self._results.look(self.key, before) if before is not None else None
-        tried = replace(tried, seconds=tried.seconds + (earlier.seconds if earlier else 0.0))
-        self._results.keep_look(self.key, epochs, tried)
-        return tried
-
-    def _tried(self, look: Look | None) -> Tried:
-        emit("step", name="trial", state="started")
-        started = time.perf_counter()
-        try:
-            if self._network is None:
-                self.make()
-            network, self._network = self._network, None  # which is then the fit's alone
-            if isinstance(network, ConfigError):
-                raise network
-            assert network is not None
-            trained = train(self._spark, self._spec, self._prepared, self.key, network, look=look)
-            return Tried(trained=trained, seconds=time.perf_counter() - started)
-        except SparkdlError as error:
-            if not is_of_settings(error):
-                shown = _shown(self.settings)
-                logger.warning("the search ends with the trial %s, and goes on with it next time", shown)
-                raise
-            checkpoints_of(self._spec, self.key).delete(recursive=True)
-            reason = " ".join(str(error).split())
-            logger.warning("the trial %s failed: %s", _shown(self.settings), reason)
-            return Tried(trained=None, failed=reason, seconds=time.perf_counter() - started)
-
-
-def _for_one(spec: PipelineSpec) -> PipelineSpec:
-    """The pipeline of a trial, on as many ranks as the file says, or one, and with the metric that judges it."""
-    settings = msgspec.structs.replace(spec.train, num_proc=spec.train.num_proc or 1, metrics=metrics_of_trials(spec))
-    return msgspec.structs.replace(spec, train=settings)
-
-
-def _best(trials: Sequence[Trial], *, higher: bool) -> int:
-    """The place of the best; of equal ones the first.
-
-    Raises:
-        ConfigError: all failed.
-    """
-    values = {index: trial.value for index, trial in enumerate(trials) if trial.value is not None and not trial.stopped}
-    if not values:
-        first = trials[0]
-        raise ConfigError(
-            f"all {len(trials)} trials of the search failed, the first ({_shown(first.settings)}): {first.failed}; "
-            "change search.space"
-        )
-    return min(values, key=lambda index: (-values[index] if higher else values[index], index))
-
-
-def _shown(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
