@@ -87,36 +87,29 @@ Counts = Histogram | Categories
 def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistics]) -> dict[str, Counts]:
     """Return the counts of each feature that both tell of, in the order of the statistics."""
     counts: dict[str, Counts] = {}
-    for name, feature_statistics in statistics.items():
-        feature_options, present = options[name], feature_statistics.rows - feature_statistics.missing
-        if isinstance(feature_options, Number):
-            counts[name] = _histogram(
-                edges_of(feature_statistics.quantiles), feature_statistics.counts, feature_statistics.missing
+    for name, of_feature in statistics.items():
+        feature, missing = options[name], of_feature.missing
+        present = of_feature.rows - missing
+        if isinstance(feature, Number):
+            counts[name] = _histogram(edges_of(of_feature.quantiles), of_feature)
+        elif not isinstance(feature, Encoded):
+            counts[name] = Histogram(edges=(), counts=(present,), missing=missing)
+        elif feature.buckets is None:
+            counts[name] = Categories(
+                counts=dict(zip(of_feature.values, of_feature.value_counts, strict=True)),
+                other=of_feature.others,
+                missing=missing,
+                minimum=feature.least_count if len(of_feature.values) < feature.most_values else 0,
+                rows=None if isinstance(feature, Category) else present,
             )
-        elif isinstance(feature_options, Encoded):
-            if isinstance(feature_options, Category) and feature_options.buckets is not None:
-                hashed = {str(remainder): count for remainder, count in enumerate(feature_statistics.counts)}
-                counts[name] = Categories(counts=hashed, missing=feature_statistics.missing)
-            elif feature_options.buckets is None:
-                counts[name] = _categories(feature_options, feature_statistics)
-            if not isinstance(feature_options, Category):
-                counts[f"{name} (length)"] = _histogram(
-                    tuple(map(float, LENGTHS)), feature_statistics.counts, feature_statistics.missing
-                )
-        else:
-            counts[name] = Histogram(edges=(), counts=(present,), missing=feature_statistics.missing)
+        elif isinstance(feature, Category):
+            hashed = {str(remainder): count for remainder, count in enumerate(of_feature.counts)}
+            counts[name] = Categories(counts=hashed, missing=missing)
+        if isinstance(feature, Encoded) and not isinstance(feature, Category):
+            counts[f"{name} (length)"] = _histogram(tuple(map(float, LENGTHS)), of_feature)
     return counts
 
 
-def _histogram(edges: tuple[float, ...], counts: tuple[int, ...], missing: int) -> Histogram:
-    return Histogram(edges=edges, counts=counts or (0,) * (len(edges) + 1), missing=missing)
-
-
-def _categories(options: Encoded, statistics: Statistics) -> Categories:
-    return Categories(
-        counts=dict(zip(statistics.values, statistics.value_counts, strict=True)),
-        other=statistics.others,
-        missing=statistics.missing,
-        minimum=options.least_count if len(statistics.values) < options.most_values else 0,
-        rows=None if isinstance(options, Category) else statistics.rows - statistics.missing,
-    )
+def _histogram(edges: tuple[float, ...], statistics: Statistics) -> Histogram:
+    counts = statistics.counts or (0,) * (len(edges) + 1)
+    return Histogram(edges=edges, counts=counts, missing=statistics.missing)

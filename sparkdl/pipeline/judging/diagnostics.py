@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.metrics.measure import CalibrationBin, calibration, confusion
-from sparkdl.metrics.rows import Floats, Ints, Rows
+from sparkdl.metrics.rows import Floats, Rows
 
 OTHERS = "(others)"
 _BINS, _CELLS, _POINTS, _CLASSES = 40, 24, 100, 20
@@ -116,12 +116,12 @@ def _regression(models: Sequence[Rows]) -> list[Diagnostics]:
     cells = _edges(np.concatenate([models[0].labels, *[rows.predictions for rows in models]]), _CELLS)
     diagnostics = []
     for rows, error in zip(models, errors, strict=True):
-        counts = np.bincount(_bin(error, bins), rows.weights, len(bins) - 1)
-        cell = _bin(rows.labels, cells) * (len(cells) - 1) + _bin(rows.predictions, cells)
-        plane = np.bincount(cell, rows.weights, (len(cells) - 1) ** 2).reshape(len(cells) - 1, -1)
+        residuals, _ = np.histogram(error.clip(bins[0], bins[-1]), bins, weights=rows.weights)
+        true, predicted = rows.labels.clip(cells[0], cells[-1]), rows.predictions.clip(cells[0], cells[-1])
+        plane, _, _ = np.histogram2d(true, predicted, [cells, cells], weights=rows.weights)
         diagnostics.append(
             Diagnostics(
-                residuals=Histogram(edges=_plain(bins), weights=_plain(counts)),
+                residuals=Histogram(edges=_plain(bins), weights=_plain(residuals)),
                 plane=Plane(edges=_plain(cells), weights=tuple(map(_plain, plane))),
                 quantiles=_plain(np.quantile(error, [0.05, 0.25, 0.5, 0.75, 0.95])),
             )
@@ -138,10 +138,6 @@ def _edges(values: Floats, bins: int) -> Floats:
     return np.linspace(low, high, bins + 1)
 
 
-def _bin(values: Floats, edges: Floats) -> Ints:
-    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2).astype(np.int64)
-
-
 def _plain(values: npt.NDArray[Any]) -> tuple[float, ...]:
     """The values as JSON holds them, with nine digits: more than a figure shows."""
     return tuple(float(f"{value:.9g}") for value in values)
@@ -154,14 +150,14 @@ def _confusions(models: Sequence[Rows], classes: Sequence[str]) -> list[Confusio
     if count <= _CLASSES:
         return [Confusion(classes=tuple(names), weights=tuple(map(_plain, confusion(rows)))) for rows in models]
     weight = np.bincount(models[0].labels.astype(np.int64), models[0].weights, count)
-    shown_classes = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
-    shown_place = np.full(count, _CLASSES)
-    shown_place[shown_classes] = np.arange(_CLASSES)
+    frequent = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
+    place = np.full(count, _CLASSES)
+    place[frequent] = np.arange(_CLASSES)
+    shown_names, edges = (*[names[number] for number in frequent], OTHERS), np.arange(_CLASSES + 2)
     confusions = []
     for rows in models:
-        cell = shown_place[rows.labels.astype(np.int64)] * (_CLASSES + 1) + shown_place[rows.predictions.argmax(axis=1)]
-        table = np.bincount(cell, rows.weights, (_CLASSES + 1) ** 2).reshape(_CLASSES + 1, -1)
-        shown_names = (*[names[number] for number in shown_classes], OTHERS)
+        true, predicted = place[rows.labels.astype(np.int64)], place[rows.predictions.argmax(axis=1)]
+        table, _, _ = np.histogram2d(true, predicted, [edges, edges], weights=rows.weights)
         confusions.append(Confusion(classes=shown_names, weights=tuple(map(_plain, table)), others=count - _CLASSES))
     return confusions
 

@@ -170,20 +170,17 @@ def compare(
 
 def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]) -> int:
     for these, those, side in ((reference, current, "reference"), (current, reference, "window")):
-        only = sorted(these.keys() - those.keys())
-        if only:
+        if only := sorted(these.keys() - those.keys()):
             names = ", ".join(map(repr, only))
             raise SchemaError(f"only the {side} counts {names}: count the reference's features, {sorted(reference)}")
     for name, counts in reference.items():
-        window_counts = current[name]
-        if type(counts) is not type(window_counts):
-            kinds = f"{type(counts).__name__} in the reference and {type(window_counts).__name__} in the window"
-            raise SchemaError(f"the feature {name!r} is {kinds}: count the window as the reference was counted")
-        if (
-            isinstance(counts, Histogram)
-            and isinstance(window_counts, Histogram)
-            and counts.edges != window_counts.edges
-        ):
+        kinds = [type(side[name]).__name__ for side in (reference, current)]
+        if kinds[0] != kinds[1]:
+            raise SchemaError(
+                f"the feature {name!r} is {kinds[0]} in the reference and {kinds[1]} in the window: count the window "
+                "as the reference was counted"
+            )
+        if getattr(counts, "edges", None) != getattr(current[name], "edges", None):
             raise SchemaError(f"the feature {name!r} has other edges in the window: count it between the reference's")
         if not counts.present + counts.missing:
             raise DataError(f"the reference of the feature {name!r} counts no rows: make it of the training rows")

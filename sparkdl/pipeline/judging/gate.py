@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from sparkdl.errors import ConfigError
-from sparkdl.metrics.measure import Measured, check_metric, check_metric_of, measure, metric_over
+from sparkdl.metrics.measure import Measured, check_metric_of, measure, metric_over
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.baseline import Baseline
-from sparkdl.pipeline.spec.operation import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
+from sparkdl.pipeline.spec.operation import MIN_GROUPS, RESAMPLES, Floor
 
-Mode = Literal["better", "not_worse"]
 Outcome = Literal[
     "first",  # there is no champion, or none before this one
     "champion_unusable",  # it cannot predict these rows
@@ -48,7 +46,7 @@ BLOCKS = 400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """What a promotion needs.
+    """What a promotion needs, as the file says it: its section refuses what makes no sense.
 
     Attributes:
         metric: what is compared; its direction is known.
@@ -65,13 +63,10 @@ class Gate:
         unit: what the bootstrap draws, in the plural, for its sentences: days, or the values of some columns.
         resamples: bootstrap draws.
         seed: of the draws.
-
-    Raises:
-        ConfigError: a value is out of its range, or does not go with another.
     """
 
     metric: str
-    mode: Mode = "better"
+    mode: Literal["better", "not_worse"] = "better"
     effect: float = 0.0
     margin: float = 0.0
     confidence: float = 0.95
@@ -83,36 +78,6 @@ class Gate:
     unit: str = "groups"
     resamples: int = RESAMPLES
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_metric(self.metric)
-        for floor in self.floors:
-            Floor.parse(floor)
-        if self.mode not in get_args(Mode):
-            raise ConfigError(f"mode={self.mode!r} is unknown: choose 'better' or 'not_worse'")
-        if self.baseline not in ("first", "always", "never"):
-            raise ConfigError(f"baseline={self.baseline!r} is unknown: choose 'first', 'always' or 'never'")
-        for name in ("effect", "margin"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} is no size: give 0 or more, in the metric's unit")
-        if self.mode == "not_worse" and not self.margin:
-            raise ConfigError("mode='not_worse' needs a margin above 0: not worse by nothing at all cannot be shown")
-        unused = "margin" if self.mode == "better" else "effect"
-        if getattr(self, unused):
-            raise ConfigError(f"mode={self.mode!r} makes no use of {unused}={getattr(self, unused)}: leave it out")
-        if not 0.5 < self.confidence < 1:
-            raise ConfigError(f"confidence={self.confidence} is out of range: give more than 0.5 and less than 1")
-        few = least_groups(self.confidence)
-        if self.min_groups < few:
-            raise ConfigError(
-                f"min_groups={self.min_groups} cannot show anything with confidence={self.confidence}, since a coin "
-                f"wins as many groups in a row: give {few} or more"
-            )
-        needed = least_resamples(self.confidence)
-        if self.resamples < needed:
-            raise ConfigError(
-                f"resamples={self.resamples} are too few for confidence={self.confidence}: give {needed} or more"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,6 @@ from sklearn.metrics import (
 )
 
 from sparkdl.documents.typed import Source, decode, encode
-from sparkdl.errors import ConfigError
 from sparkdl.metrics.measure import metric_over
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.baseline import baseline_of, best_guess, summary_of
@@ -208,8 +207,3 @@ def test_few_rows_refuse_nobody_by_the_baseline_and_without_training_labels_noth
     rows = Rows.of("regression", np.arange(100.0), np.zeros(100))
     unknown = decide(RMSE, rows)
     assert (unknown.outcome, unknown.beats_baseline, unknown.baseline_text()) == ("first", None, "")
-
-
-def test_a_gate_knows_who_must_beat_the_baseline():
-    with pytest.raises(ConfigError, match="baseline='sometimes' is unknown: choose 'first', 'always' or 'never'"):
-        Gate(metric="rmse", baseline="sometimes")

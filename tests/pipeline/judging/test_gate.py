@@ -209,28 +209,6 @@ def test_models_scored_on_other_rows_are_not_compared():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"metric": "rsme"}, "there is no metric 'rsme': did you mean 'rmse'"),
-        ({"mode": "best"}, "mode='best' is unknown: choose 'better' or 'not_worse'"),
-        ({"effect": -1.0}, "effect=-1.0 is no size"),
-        ({"effect": float("nan")}, "effect=nan is no size"),
-        ({"mode": "not_worse"}, "needs a margin above 0"),
-        ({"mode": "not_worse", "margin": 0.1, "effect": 0.1}, "mode='not_worse' makes no use of effect=0.1"),
-        ({"margin": 0.1}, "mode='better' makes no use of margin=0.1"),
-        ({"confidence": 95}, "confidence=95 is out of range"),
-        ({"min_groups": 4}, "min_groups=4 cannot show anything with confidence=0.95, .* give 5 or more"),
-        ({"confidence": 0.99}, "min_groups=5 cannot show anything with confidence=0.99, .* give 7 or more"),
-        ({"resamples": 399}, "resamples=399 are too few for confidence=0.95: give 400 or more"),
-        ({"floors": ("rmse < 3", "r2 => 0.5")}, "the floor 'r2 => 0.5' is not a metric, one of >= > <= <"),
-    ],
-)
-def test_a_gate_that_makes_no_sense_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        Gate(**{"metric": "rmse"} | arguments)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("auc", "the floor 'auc' is not a metric, .* see 'auc >= 0.7'"),
