@@ -7,7 +7,6 @@ Networks", section 4.2): it moves no row past another of two classes, and no cla
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ from sparkdl.models.signature import Signature
 from sparkdl.pipeline.recipe import calibrates
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.work.evaluate import numbers
-from sparkdl.pipeline.work.labels import FittedLabel, Labels
+from sparkdl.pipeline.work.labels import Labels
 from sparkdl.scoring.rows import score_rows
 
 if TYPE_CHECKING:
@@ -42,9 +41,8 @@ def adjustments_of(model: TorchModel, spec: PipelineSpec, labels: Labels, valida
         labels: of its outputs, in order.
         validate: address of the validation shards.
     """
-    calibrated = [label for label in labels if calibrates(spec, label.name)]
-    temperatures = _temperatures(model, spec, labels, calibrated, validate) if calibrated else {}
-    if not calibrated and not any(label.levels or label.ceiling for label in labels):
+    temperatures = _temperatures(model, spec, labels, validate)
+    if not temperatures and not any(label.levels or label.ceiling for label in labels):
         return ()
     return tuple(
         Adjustment(
@@ -58,10 +56,11 @@ def adjustments_of(model: TorchModel, spec: PipelineSpec, labels: Labels, valida
     )
 
 
-def _temperatures(
-    model: TorchModel, spec: PipelineSpec, labels: Labels, calibrated: Sequence[FittedLabel], validate: str
-) -> dict[str, float]:
+def _temperatures(model: TorchModel, spec: PipelineSpec, labels: Labels, validate: str) -> dict[str, float]:
     """The temperature of each label that is to be calibrated."""
+    calibrated = [position for position, label in enumerate(labels) if calibrates(spec, label.name)]
+    if not calibrated:
+        return {}
     signature, names = model.signature, [*labels.names, *([spec.weight] if spec.weight else [])]
     assert signature is not None
     outputs: list[pa.Table] = []
@@ -73,11 +72,13 @@ def _temperatures(
     scored = pa.concat_tables(outputs)
     true_values = {name: torch.cat(values).double().numpy() for name, values in truths.items()}
     weights = true_values[spec.weight] if spec.weight else np.ones(scored.num_rows)
-    positions = [labels.names.index(label.name) for label in calibrated]
-    return {
-        label.name: temperature_of(_logits(numbers(scored.column(position)), label), true_values[label.name], weights)
-        for position, label in zip(positions, calibrated, strict=True)
-    }
+    temperatures = {}
+    for position in calibrated:
+        label, logits = labels.labels[position], numbers(scored.column(position))
+        if label.type == "binary":  # the model says the log-odds
+            logits = np.stack([np.zeros(len(logits)), logits.reshape(len(logits))], axis=1)
+        temperatures[label.name] = temperature_of(logits, true_values[label.name], weights)
+    return temperatures
 
 
 def _inputs(batch: dict[str, torch.Tensor], signature: Signature) -> pa.Table:
@@ -92,13 +93,6 @@ def _inputs(batch: dict[str, torch.Tensor], signature: Signature) -> pa.Table:
             offsets = np.concatenate([[0], np.cumsum(valid.sum(1).numpy())]).astype(np.int32)
             columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[valid].numpy()))
     return pa.table(columns)
-
-
-def _logits(outputs: Floats, label: FittedLabel) -> Floats:
-    """``(rows, classes)`` logits; of two classes, of which the model says the log-odds, 0 and these."""
-    if label.type == "multiclass":
-        return outputs
-    return np.stack([np.zeros(len(outputs)), outputs.reshape(len(outputs))], axis=1)
 
 
 def temperature_of(logits: Floats, labels: Floats, weights: Floats) -> float:

@@ -21,7 +21,6 @@ from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, 
 from sparkdl.metrics.measure import calibration_error, metric_over
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.metrics.sums import quantile_losses
-from sparkdl.models.folder import BundleInfo
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
@@ -116,20 +115,35 @@ def evaluate(
         DataError: there are no rows, or predictions are missing.
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    frame, kept_columns = held_out(rows, spec, label, count)
-    challenger_column = f"_challenger_{labels.names.index(label.name)}"
+    frame, columns = held_out(rows, spec, label, count)
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
+    models = [(names[labels.names.index(label.name)], label)]
+    columns.append(models[0][0])
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
-    table, champion_column, champion_label, error = _predicted(
-        scored, [*kept_columns, challenger_column], label, None if seen else champion, config, trusted
-    )
-    classes = list(dict.fromkeys([*label.classes, *champion_label.classes]))
-    outputs = [(numbers(table[challenger_column]), label)]
-    if champion_column:
-        outputs.append((numbers(table[champion_column]), champion_label))
-    rows_by_model = _rows_of(table, spec, label, outputs, classes)
+    table, error = None, ""
+    if champion is not None and not seen:
+        try:
+            scored_by_both, rival = _with_champion(scored, champion, label, config, trusted)
+            table = _collected(scored_by_both, [*columns, rival[0]])
+            models.append(rival)
+        except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
+            error = str(cause)  # if it is the challenger that fails, it does so again
+    if table is None:
+        table = _collected(scored, columns)
+    classes = list(dict.fromkeys(name for _, model_label in models for name in model_label.classes))
+    outputs = [(numbers(table[column]), model_label) for column, model_label in models]
+    truths, groups = numbers(table["__sparkdl_label"]), table["__sparkdl_group"].to_pandas().to_numpy()
+    weights = numbers(table[spec.weight]) if spec.weight else None
+    rows_by_model = []
+    for raw, model_label in outputs:
+        predictions = _in_order(predicted(model_label, raw), model_label.classes, classes)
+        model_rows = Rows.of(label.type, truths, predictions, weights=weights, groups=groups, label=label.name)
+        rows_by_model.append(with_quantiles(model_rows, model_label, raw, label.levels))
     challenger_rows = rows_by_model[0]
-    gate, summary, last = gate_of(spec), trained.labels.get(label.name), _last_values(table)
+    gate, summary = gate_of(spec), trained.labels.get(label.name)
+    last = numbers(table[_LAST]) if _LAST in table.column_names else None
+    if last is not None and np.isnan(last).mean() > 1 - _LEAST_KNOWN:
+        last = None
     baseline = guess = None
     if summary is not None:
         baseline = baseline_of(summary, challenger_rows, classes, last, ", ".join(_entity(spec)))
@@ -147,10 +161,10 @@ def evaluate(
         label=label.name,
         decision=decision,
         slices=slices_by_model[0],
-        champion_slices=slices_by_model[1] if champion_column else {},
+        champion_slices=slices_by_model[1] if len(models) > 1 else {},
         values={name: column.values for name, column in slices.items()},
         challenger=diagnostics[0],
-        champion=diagnostics[1] if champion_column else None,
+        champion=diagnostics[1] if len(models) > 1 else None,
         of_rows=count,
         intervals=_intervals(label, challenger_rows, outputs[0][0]) if label.levels else None,
         calibrated=_calibrated(label, challenger_rows, outputs[0][0], trained.temperatures.get(label.name)),
@@ -160,24 +174,6 @@ def evaluate(
             if summary is not None
         },
     )
-
-
-def _rows_of(
-    table: pa.Table,
-    spec: PipelineSpec,
-    label: FittedLabel,
-    outputs: Sequence[tuple[Floats, FittedLabel]],
-    classes: Sequence[str],
-) -> list[Rows]:
-    """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
-    labels, groups = numbers(table["__sparkdl_label"]), table["__sparkdl_group"].to_pandas().to_numpy()
-    weights = numbers(table[spec.weight]) if spec.weight else None
-    by_model = []
-    for raw, model_label in outputs:
-        predictions = _in_order(predicted(model_label, raw), model_label.classes, classes)
-        rows = Rows.of(label.type, labels, predictions, weights=weights, groups=groups, label=label.name)
-        by_model.append(with_quantiles(rows, model_label, raw, label.levels))
-    return by_model
 
 
 def with_quantiles(rows: Rows, label: FittedLabel, outputs: Floats, levels: Sequence[float]) -> Rows:
@@ -214,16 +210,10 @@ def _calibrated(label: FittedLabel, rows: Rows, logits: Floats, temperature: flo
     """The calibration error of the model, and what it would be without its temperature."""
     if temperature is None:
         return None
-    error_with, error_without = (
+    before, after = (
         calibration_error(replace(rows, predictions=predicted(label, scale * logits))) for scale in (temperature, 1.0)
     )
-    return Calibrated(temperature=temperature, before=error_with, after=error_without)
-
-
-def _last_values(table: pa.Table) -> Floats | None:
-    """The newest training label of each row's key, where enough rows have one."""
-    last = numbers(table[_LAST]) if _LAST in table.column_names else None
-    return None if last is None or np.isnan(last).mean() > 1 - _LEAST_KNOWN else last
+    return Calibrated(temperature=temperature, before=before, after=after)
 
 
 def _guessed(
@@ -239,30 +229,27 @@ def _guessed(
     return metric_by_slice
 
 
-def _predicted(
-    scored: DataFrame,
-    kept: Sequence[str],
-    label: FittedLabel,
-    champion: ModelVersion | None,
-    config: ScoreConfig,
-    trusted: Sequence[str],
-) -> tuple[pa.Table, str, FittedLabel, str]:
-    """The challenger's predictions and the champion's beside them, in one pass.
+def _with_champion(
+    scored: DataFrame, champion: ModelVersion, label: FittedLabel, config: ScoreConfig, trusted: Sequence[str]
+) -> tuple[DataFrame, tuple[str, FittedLabel]]:
+    """The rows with the champion's predictions, and the column of those of its label of the same name and type.
 
-    Returns:
-        the rows; the column of the champion's predictions, empty if it has none; its label; and why it has none: it
-        reads columns that are no more, or other ones, predicts something else, cannot be built any more, or is damaged.
+    Raises:
+        BundleError: it predicts no such label.
+        SparkdlError: it reads columns that are no more, or other ones, cannot be built any more, or is damaged.
     """
-    if champion is None:
-        return _collected(scored, kept), "", label, ""
-    try:
-        bundle = bundle_of(champion)
-        champion_label, position, outputs = _champions(bundle, label)
-        names = [f"_champion_{n}" for n in range(outputs)]
-        scored_by_both = score(scored, bundle, output_columns=names, config=config, trusted=trusted)
-        return _collected(scored_by_both, [*kept, names[position]]), names[position], champion_label, ""
-    except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
-        return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
+    bundle = bundle_of(champion)
+    labels = labels_of(bundle)
+    if label.name not in labels.names:
+        raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
+    names, position = [f"_champion_{n}" for n in range(len(labels.names))], labels.names.index(label.name)
+    theirs = labels.labels[position]
+    if theirs.type != label.type or (label.type == "binary" and set(theirs.classes) != set(label.classes)):
+        raise BundleError(
+            f"it predicts {theirs.name!r} as {theirs.type} {list(theirs.classes) or ''}, and the challenger as "
+            f"{label.type} {list(label.classes) or ''}"
+        )
+    return score(scored, bundle, output_columns=names, config=config, trusted=trusted), (names[position], theirs)
 
 
 def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
@@ -302,27 +289,6 @@ def _entity(spec: PipelineSpec) -> tuple[str, ...]:
     if not isinstance(spec.split, TimeSplit) or when not in spec.source.key:
         return ()
     return tuple(name for name in spec.source.key if name != when)
-
-
-def _champions(bundle: BundleInfo, label: FittedLabel) -> tuple[FittedLabel, int, int]:
-    """The champion's label of the same name and type, its place among the champion's outputs, and their number.
-
-    Raises:
-        BundleError: it predicts no such label.
-    """
-    labels = labels_of(bundle)
-    if label.name not in labels.names:
-        raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
-    position = labels.names.index(label.name)
-    champion_label = labels.labels[position]
-    if champion_label.type != label.type or (
-        label.type == "binary" and set(champion_label.classes) != set(label.classes)
-    ):
-        raise BundleError(
-            f"it predicts {champion_label.name!r} as {champion_label.type} {list(champion_label.classes) or ''}, and "
-            f"the challenger as {label.type} {list(label.classes) or ''}"
-        )
-    return champion_label, position, len(labels.names)
 
 
 def _in_order(predictions: Floats, classes: Sequence[str], wanted: Sequence[str]) -> Floats:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES = 10_000
 _MOST_NUMBERS = 25_000_000
+"""Numbers of 8 bytes that the driver holds at once to measure predictions."""
 _REACH = 2.0
 """Of the greatest amount of the training rows, above which none is predicted: an exponential knows no end."""
-"""Numbers of 8 bytes that the driver holds at once to measure predictions."""
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
 
 

@@ -18,8 +18,8 @@ from sparkdl.features.spec import NUMBERS
 from sparkdl.models.importing import makes_a_model
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.spec import Label, Model
-from sparkdl.pipeline.trials import OWN_NETWORK
-from sparkdl.pipeline.work.labels import FittedLabel, Labels
+from sparkdl.pipeline.trials import factory_of
+from sparkdl.pipeline.work.labels import Labels
 
 
 def described(features: Features, labels: Labels, sections: Mapping[str, Label]) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
         }
         for tensor in features.inputs
     ]
+    losses = {"regression": "mse", "quantiles": "pinball"}
     described_labels = [
         {
             "name": label.name,
@@ -55,24 +56,12 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
             "mean": label.mean if label.type == "regression" and label.ceiling is None else 0.0,
             "deviation": label.deviation if label.ceiling is None else 1.0,  # of amounts the logarithm is asked for
             **({"levels": list(label.levels)} if label.levels else {}),
-            "loss": sections[label.name].loss or _loss_of(label),
+            "loss": sections[label.name].loss or losses.get(sections[label.name].type, "log_loss"),
             "weight": 1.0 if sections[label.name].weight is None else sections[label.name].weight,
         }
         for label in labels
     ]
     return {"inputs": inputs, "labels": described_labels}
-
-
-def _loss_of(label: FittedLabel) -> str:
-    """The loss of a label whose section names none."""
-    if label.type != "regression":
-        return "log_loss"
-    return "pinball" if label.levels else "mse"
-
-
-def factory_of(model: Model) -> str:
-    """The import path of the factory."""
-    return model.factory or OWN_NETWORK
 
 
 def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module:

@@ -19,7 +19,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,11 +173,8 @@ def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None =
 
 def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence[str]) -> pa.Table:
     frame, row = _raw(df, features)
-    structs = frame.select(row).toArrow().column(0)
-    columns = [
-        pc.struct_field(structs, position) for position in range(1, len(sources) + 1)
-    ]  # the window lies in front
-    return pa.Table.from_arrays(columns, list(sources))
+    structs = frame.select(row).toArrow()
+    return structs.flatten().remove_column(0).rename_columns(list(sources))  # the window lies in front
 
 
 def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:
@@ -283,7 +279,7 @@ class _Count:
                     self._add(rows, running.setdefault(window, _none(self.features)), values)
                     for position, counter in enumerate(values):
                         if len(counter) > HELD_VALUES:
-                            yield _values(window, position, counter)
+                            yield _rows(window, position, counter)
                             counter.clear()
         except (DataError, SchemaError) as cause:
             error = (type(cause).__name__, str(cause))
@@ -293,11 +289,11 @@ class _Count:
         for window, by_feature in counters_by_window.items():
             for position, counter in enumerate(by_feature):
                 if counter:
-                    yield _values(window, position, counter)
+                    yield _rows(window, position, counter)
         for window, of_features in running.items():
             report = {"partition": partition, "window": window, "error": error}
             report |= {"features": {name: asdict(statistics) for name, statistics in of_features.items()}}
-            yield _rows(window, [_REPORT], [str(partition)], [0], [json.dumps(report).encode()])
+            yield _rows(window, _REPORT, {str(partition): 0}, json.dumps(report).encode())
 
     def _add(self, batch: pa.RecordBatch, running: _Found, counted: list[Counter[str]]) -> None:
         for (name, options), values in zip(self.features.items(), counted, strict=True):
@@ -323,16 +319,13 @@ def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield window.as_py(), batch if len(windows) == 1 else batch.filter(pc.equal(column, window))
 
 
-def _values(window: str, feature: int, values: Mapping[str, int]) -> pa.RecordBatch:
-    return _rows(window, [feature] * len(values), list(values), list(values.values()), [None] * len(values))
-
-
-def _rows(window: str, features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:
+def _rows(window: str, feature: int, times: Mapping[str, int], report: bytes | None = None) -> pa.RecordBatch:
+    count = len(times)
     arrays = [
-        from_values([window] * len(features), pa.string()),
-        from_values(features, pa.int32()),
-        from_values(values, pa.string()),
-        from_values(times, pa.int64()),
-        from_values(reports, pa.binary()),
+        from_values([window] * count, pa.string()),
+        from_values([feature] * count, pa.int32()),
+        from_values(list(times), pa.string()),
+        from_values(list(times.values()), pa.int64()),
+        from_values([report] * count, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(arrays, ["window", "feature", "value", "times", "report"])

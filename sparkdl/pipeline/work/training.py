@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +16,21 @@ from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, ConflictError
 from sparkdl.estimator.estimator import TorchEstimator
-from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import plain_epochs
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import load_bundle, read_bundle
-from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
 from sparkdl.nn import PoissonLoss, QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, settled_train, smoothing_of
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
-from sparkdl.pipeline.trials import metrics_of_trials
+from sparkdl.pipeline.trials import factory_of, metrics_of_trials
 from sparkdl.pipeline.work.calibration import adjustments_of
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
-from sparkdl.pipeline.work.network import described, factory_of, make_network
+from sparkdl.pipeline.work.network import described, make_network
 from sparkdl.pipeline.work.optimizer import Schedule, make_optimizer
 from sparkdl.pipeline.work.prepare import Prepared
 from sparkdl.storage import Storage
@@ -56,7 +54,15 @@ def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
     description = described(prepared.features, prepared.labels, spec.label)
     network = make_network(spec.model, description, spec.train.random_seed or 0)
     if prepared.start is not None:
-        _start_from(network, prepared.start, _trusted(spec))
+        published_hash = prepared.start.rpartition("/")[2]  # a registry's folder of a bundle is called so
+        champion = load_bundle(prepared.start, expected_hash=published_hash, trusted=_trusted(spec)).model
+        try:
+            network.load_state_dict(adjusted(champion, ()).state_dict())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"train.start=champion: the champion's weights ({prepared.start}) do not fit the model of this file ("
+                f"{str(error).splitlines()[-1].strip()}): train it from scratch once"
+            ) from error
     return network
 
 
@@ -121,8 +127,18 @@ def train(
     model = estimator.fit_on_shards(prepared.shards.train, prepared.shards.validate)
     folder = f"{spec.places.runs}/models/{key if look is None else look.bundle}"
     adjustments = adjustments_of(model, spec, labels, prepared.shards.validate)
+    fitted_labels = [vars(label) for label in labels]
     try:
-        content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared, adjustments)
+        try:
+            bundle = model.setFeatures(features).save_bundle(
+                folder,
+                factory=factory_of(spec.model),
+                arguments={"features": description, **spec.model.arguments},
+                preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": fitted_labels},
+                adjustments=adjustments,
+            )
+        except ConflictError:  # an earlier run was killed between this and its result
+            bundle = read_bundle(folder)
         load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
@@ -136,7 +152,7 @@ def train(
     kept_epoch = summary.best_epoch if settings.early_stopping_patience else None  # else the last one's weights stay
     return Trained(
         bundle=folder,
-        content_hash=content_hash,
+        content_hash=bundle.content_hash,
         history=tuple(plain_epochs(model.history.to_dict("records"))),
         metrics={name: float(value) for name, value in summary.metrics.items()},
         epochs=summary.epochs,
@@ -157,28 +173,6 @@ def train(
 def _trusted(spec: PipelineSpec) -> list[str]:
     """The module of the file's own factory, which whoever runs the file trusts."""
     return [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
-
-
-def _saved(
-    model: TorchModel,
-    folder: str,
-    spec: PipelineSpec,
-    description: dict[str, Any],
-    prepared: Prepared,
-    adjustments: Sequence[Adjustment],
-) -> str:
-    """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
-    try:
-        info = model.save_bundle(
-            folder,
-            factory=factory_of(spec.model),
-            arguments={"features": description, **spec.model.arguments},
-            preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": [vars(label) for label in prepared.labels]},
-            adjustments=adjustments,
-        )
-    except ConflictError:  # an earlier run was killed between this and its result
-        info = read_bundle(folder)
-    return info.content_hash
 
 
 def checkpoints_of(spec: PipelineSpec, key: str) -> Storage:
@@ -211,18 +205,6 @@ def _optional(spec: PipelineSpec, settings: Train, rows: int, labels: Labels) ->
     if any(weight is not None for weight in weights):
         options["loss_weights"] = [1.0 if weight is None else weight for weight in weights]
     return options
-
-
-def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> None:
-    published_hash = champion.rpartition("/")[2]  # a registry's folder of a bundle is called so
-    weights = adjusted(load_bundle(champion, expected_hash=published_hash, trusted=trusted).model, ()).state_dict()
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"train.start=champion: the champion's weights ({champion}) do not fit the model of this file ("
-            f"{str(error).splitlines()[-1].strip()}): train it from scratch once"
-        ) from error
 
 
 def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
