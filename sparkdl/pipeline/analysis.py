@@ -73,13 +73,13 @@ def analysed(spec: PipelineSpec, columns: Mapping[str, pa.DataType | None]) -> A
         answer = _asked_of_a_process(question)
     else:
         return Analysis(unknown="transform.sql was read and not analysed: Spark needs Java, which is not here")
-    encoded_schema = answer["transformed"]
+    encoded_schema = answer.get("transformed")
     schema = None if encoded_schema is None else pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(encoded_schema)))
     types = None if schema is None else {field.name: field.type if question["sure"] else None for field in schema}
     return Analysis(
-        problems=tuple((tuple(path), sentence) for path, sentence in answer["problems"]),
+        problems=tuple((tuple(path), sentence) for path, sentence in answer.get("problems", ())),
         transformed=types,
-        unknown=answer["unknown"],
+        unknown=answer.get("unknown", ""),
     )
 
 
@@ -102,8 +102,7 @@ def _asked_of_a_process(asked: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
         return dict(json.loads(process.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, ValueError, IndexError):
-        unknown = "transform.sql was read and not analysed: no Spark could be started here"
-        return {"problems": [], "transformed": None, "unknown": unknown}
+        return {"unknown": "transform.sql was read and not analysed: no Spark could be started here"}
 
 
 def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict[str, Any]:
@@ -130,9 +129,8 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
         except AnalysisException as error:
             condition = (error.getCondition() or "").partition(".")[0]
             if (bare and condition in _ELSEWHERE) or (not sure and condition == "DATATYPE_MISMATCH"):
-                unknown = f"transform.sql was not analysed to its end: {sql_refused(error)}"
-                return {"problems": [], "transformed": None, "unknown": unknown}
-            return {"problems": [[["transform", "sql"], f": {sql_refused(error)}"]], "transformed": None, "unknown": ""}
+                return {"unknown": f"transform.sql was not analysed to its end: {sql_refused(error)}"}
+            return {"problems": [[["transform", "sql"], f": {sql_refused(error)}"]]}
         transformed = pa.schema(arrow_types(frame)).serialize().hex().decode()
     for name, check in asked["expect"].items() if sure else ():
         try:
@@ -140,7 +138,7 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
         except ConfigError as refused:
             if not (bare and any(word in str(refused) for word in _ELSEWHERE)):
                 problems.append([["expect", name], str(refused).removeprefix(f"expect.{name}")])
-    return {"problems": problems, "transformed": transformed, "unknown": ""}
+    return {"problems": problems, "transformed": transformed}
 
 
 def _main() -> None:

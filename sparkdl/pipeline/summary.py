@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
+from sparkdl.pipeline.trials import settings_text
 from sparkdl.pipeline.windows import NO_TIME, PARTS, deleted_text
 from sparkdl.storage import size_text
 
 Line = tuple[str, str]
+T = TypeVar("T")
 _PLACES = ("clean", "quarantine", "predictions", "record", "report")
 _SHOWN = 6
 
 
-def summary_lines(record: RunRecord) -> list[Line]:
+def _without_empty(lines: Callable[[T], Iterator[Line]]) -> Callable[[T], list[Line]]:
+    @functools.wraps(lines)
+    def filtered(subject: T) -> list[Line]:
+        return [line for line in lines(subject) if line[1]]
+
+    return filtered
+
+
+@_without_empty
+def summary_lines(record: RunRecord) -> Iterator[Line]:
     """The end of a run: rows, windows, model, predictions, time and places, as far as it came."""
-    return [line for line in _summary(record) if line[1]]
-
-
-def _summary(record: RunRecord) -> Iterator[Line]:
     yield "why", record.message
     yield "rows", _rows(record)
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in record.warned.items())
@@ -78,17 +86,13 @@ def _trials(trained: Trained) -> Iterator[Line]:
     unfinished_text = (f", {failed} failed" if failed else "") + (f", {stopped} stopped early" if stopped else "")
     best = 1 + (trained.chosen or 0)
     yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{unfinished_text}; trial {best} is the best"
-    for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
-        settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
+    for number, trial in enumerate(trained.trials[:_SHOWN], 1):
+        shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in trial.settings.items()}
         outcome = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
         early = f", stopped after {trial.epochs} epochs" if trial.stopped else ""
-        yield f"trial {index + 1}", f"{settings}: {outcome}{early}"
+        yield f"trial {number}", f"{settings_text(shown)}: {outcome}{early}"
     if len(trained.trials) > _SHOWN:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _rows(record: RunRecord) -> str:
@@ -122,17 +126,13 @@ def _drift(drift: Drifted) -> str:
 def _live(live: Live) -> str:
     """The newest error, and how many windows wait for labels."""
     parts = []
-    measured_windows = [
-        error for error in live.windows if error.measured is not None and live.metric in error.measured.values
-    ]
-    if measured_windows:
-        last, measured = measured_windows[-1], measured_windows[-1].measured
-        assert measured is not None
-        value, caveat = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
+    last = next((error for error in reversed(live.windows) if error.value(live.metric) is not None), None)
+    if last is not None and last.measured is not None:
+        caveat = ", which was trained on it" if last.trained_on else ""
         baseline_text = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
         parts.append(
-            f"{live.metric} {value:.4g}{baseline_text} of {live.label} on {measured.rows:,} rows of window "
-            f"{last.window} as version {last.version} predicted them{caveat}"
+            f"{live.metric} {last.value(live.metric):.4g}{baseline_text} of {live.label} on {last.measured.rows:,} "
+            f"rows of window {last.window} as version {last.version} predicted them{caveat}"
         )
     waiting = sum(error.waiting > 0 for error in live.windows)
     if waiting:
@@ -153,36 +153,33 @@ def _time(record: RunRecord) -> str:
     return " · ".join(parts) + (f"{'; ' if parts else ''}kept: {', '.join(dict.fromkeys(kept))}" if kept else "")
 
 
-def status_lines(status: Status) -> list[Line]:
+@_without_empty
+def status_lines(status: Status) -> Iterator[Line]:
     """Where a pipeline stands."""
-    lines: list[Line] = []
-    last = status.last_run
+    last, champion = status.last_run, status.champion
     if last is None:
-        lines.append(("last run", "none yet"))
+        yield "last run", "none yet"
     else:
-        lines.append(("last run", f"{last.run_id}: {last.outcome}, exit code {last.exit_code}, {last.seconds:.1f} s"))
-        if last.message:
-            lines.append(("why", last.message))
-    champion = status.champion
+        yield "last run", f"{last.run_id}: {last.outcome}, exit code {last.exit_code}, {last.seconds:.1f} s"
+        yield "why", last.message
     if champion is None:
-        lines.append(("champion", "none"))
+        yield "champion", "none"
     else:
         published = f"{champion.name} version {champion.version} of {champion.published:%Y-%m-%d %H:%M}"
-        lines.append(("champion", f"{published}: {_metrics(status, champion.metrics)}"))
-    if status.drift is not None:
-        lines.append(("drift", _drift(status.drift)))
+        yield "champion", f"{published}: {_metrics(status, champion.metrics)}"
+    yield "drift", "" if status.drift is None else _drift(status.drift)
     kept_rows = sum(receipt.kept for receipt in status.done)
-    lines.append(("done", f"{_span([receipt.window for receipt in status.done])}, {kept_rows:,} rows kept"))
+    yield "done", f"{_span([receipt.window for receipt in status.done])}, {kept_rows:,} rows kept"
     if status.source:
-        lines.append(("due", f"cannot be told: {status.source}"))
-    elif status.due is None:
-        lines.append(("due", f"only Spark can tell: {status.taken_in}"))
+        yield "due", f"cannot be told: {status.source}"
     else:
-        lines.append(("due", _span(status.due)))
-    if status.ahead:
-        lines.append(("ahead", f"{_span(status.ahead)}: left alone until then"))
-    lines.append(("running", str(status.holder) if status.holder is not None else "nobody"))
-    return lines
+        yield "due", _span(status.due) if status.due is not None else f"only Spark can tell: {status.taken_in}"
+    yield "ahead", _ahead(status.ahead)
+    yield "running", "nobody" if status.holder is None else str(status.holder)
+
+
+def _ahead(windows: Sequence[str] | None) -> str:
+    return f"{_span(windows)}: left alone until then" if windows else ""
 
 
 def _metrics(status: Status, metrics: Mapping[str, float]) -> str:
@@ -197,37 +194,31 @@ def _metrics(status: Status, metrics: Mapping[str, float]) -> str:
     return f"{', '.join(shown)}{rows}"
 
 
-def plan_lines(plan: Plan) -> list[Line]:
+@_without_empty
+def plan_lines(plan: Plan) -> Iterator[Line]:
     """What a run would do."""
     if plan.due is None:
-        lines = [("ingest", "only Spark can tell: the source shows no windows before it is read")]
+        ingest = "only Spark can tell: the source shows no windows before it is read"
     else:
         causes: dict[str, list[str]] = {}
         for window, why in plan.due.items():
             causes.setdefault(why, []).append(window)
         parts = [f"{_span(windows)}: {why}" for why, windows in causes.items()]
-        lines = [("ingest", "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before")]
-    if plan.deleted:
-        lines.append(("deleted", deleted_text(plan.deleted)))
-    if plan.ahead:
-        lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
-    lines = [(name, text + _amount(plan, name)) for name, text in lines]
+        ingest = "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before"
+    yield "ingest", ingest + _amount(plan, "ingest")
+    yield "deleted", deleted_text(plan.deleted)
+    yield "ahead", _ahead(plan.ahead)
     if plan.transformed is not None:
         rows_read, rows_after = plan.transformed
-        lines.append(
-            ("transform", f"as last ingested: {rows_read:,} rows in the source, {rows_after:,} after the transform")
-        )
-    lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
+        yield "transform", f"as last ingested: {rows_read:,} rows in the source, {rows_after:,} after the transform"
+    for step in plan.steps:
+        yield step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}"
     if plan.recipe:
-        rule = "by the number of training rows, since train leaves it out"
-        lines.append(("recipe", f"{_named(plan.recipe)}: {rule}"))
-    if plan.amounts:
-        lines.append(("cost", _cost(plan)))
+        yield "recipe", f"{_named(plan.recipe)}: by the number of training rows, since train leaves it out"
+    yield "cost", _cost(plan) if plan.amounts else ""
     if plan.holder is not None:
-        lines.append(("first", f"{plan.holder}: a run beside it would leave with exit code 30"))
-    if plan.stops:
-        lines.append(("then", f"refused: {plan.stops}"))
-    return lines
+        yield "first", f"{plan.holder}: a run beside it would leave with exit code 30"
+    yield "then", f"refused: {plan.stops}" if plan.stops else ""
 
 
 def _amount(plan: Plan, step: str) -> str:
@@ -251,11 +242,11 @@ def _cost(plan: Plan) -> str:
     if not timed:
         return "no earlier run to go by"
     total = sum(amount.seconds or 0.0 for amount in timed.values())
-    untimed_steps = [name for name in plan.amounts if name not in timed]
     runs = ", ".join(dict.fromkeys(amount.by for amount in timed.values() if amount.by))
     by = [f"the rows and times of run {runs}"] if runs else []
     by += ["the steps of the default network at full length"] if any(not amount.by for amount in timed.values()) else []
-    untimed_text = f"; nothing to go by for {', '.join(untimed_steps)}" if untimed_steps else ""
+    untimed = ", ".join(name for name in plan.amounts if name not in timed)
+    untimed_text = f"; nothing to go by for {untimed}" if untimed else ""
     return f"about {_seconds(total)} by {' and '.join(by)}{untimed_text}; starting Spark comes on top"
 
 
