@@ -48,11 +48,9 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
         return [{}]
     kinds = {name: _kind(spec, name) for name in search.space}
     if search.method == "grid":
-        lists = []
-        for name, values in search.space.items():
-            assert not isinstance(values, Range)
-            lists.append([_typed(value, kinds[name]) for value in values])
-        return [dict(zip(search.space, chosen, strict=True)) for chosen in itertools.product(*lists)]
+        listed = {name: values for name, values in search.space.items() if not isinstance(values, Range)}
+        lists = [[_typed(value, kinds[name]) for value in values] for name, values in listed.items()]
+        return [dict(zip(listed, chosen, strict=True)) for chosen in itertools.product(*lists)]
     if search.method == "tpe":
         return [{} for _ in range(search.trials or 0)]
     trials: list[Settings] = []

@@ -290,15 +290,15 @@ def thresholds(bins: Sequence[CalibrationBin]) -> Iterator[Row]:
     """What taking all rows from a probability on would give; from the bins, so at their edges."""
     weights, hits = [part.weight for part in bins], [part.weight * part.observed for part in bins]
     for place, part in enumerate(bins):
-        weight, found = sum(weights[place:]), sum(hits[place:])
+        weight_above, hits_above = sum(weights[place:]), sum(hits[place:])
         yield [
             ("probability from", f"{part.low:.2g}"),
             ("rows in the bin", number(part.rows)),
             ("predicted", f"{part.predicted:.3f}"),
             ("came true", f"{part.observed:.3f}"),
-            ("taken from here on", share(weight, sum(weights))),
-            ("precision", f"{found / weight:.3f}" if weight else NONE),
-            ("recall", f"{found / sum(hits):.3f}" if sum(hits) else NONE),
+            ("taken from here on", share(weight_above, sum(weights))),
+            ("precision", f"{hits_above / weight_above:.3f}" if weight_above else NONE),
+            ("recall", f"{hits_above / sum(hits):.3f}" if sum(hits) else NONE),
         ]
 
 

@@ -92,26 +92,30 @@ class TrialSearch:
         epochs = settled_train(self._spec, self._prepared.shards.train_rows, slots_of(self._spark)).epochs
         assert epochs is not None
         ladder, column = looks(epochs, self._search.min_epochs, self._search.reduction), self._column
-        looked = [{rung: tried for rung in ladder if (tried := self._look(key, rung))} for key in keys]
+        looks_by_trial = [{rung: tried for rung in ladder if (tried := self._look(key, rung))} for key in keys]
         trials = [
             TuneTrial(
                 number=number,
                 settings=self._settings[key],
-                values={rung: value for rung, tried in seen.items() if (value := _value(tried, column)) is not None},
-                failed=next((tried.failed for tried in seen.values() if _value(tried, column) is None), ""),
+                values={
+                    rung: value
+                    for rung, tried in tried_by_epochs.items()
+                    if (value := _value(tried, column)) is not None
+                },
+                failed=next((tried.failed for tried in tried_by_epochs.values() if _value(tried, column) is None), ""),
             )
-            for number, (key, seen) in enumerate(zip(keys, looked, strict=True))
+            for number, (key, tried_by_epochs) in enumerate(zip(keys, looks_by_trial, strict=True))
         ]
         schedule = Schedule(ladder, self._search.reduction, maximise=self._maximise, trials=trials)
 
         def work() -> None:
             while (job := schedule.next()) is not None:
                 number, rung = job
-                key, earlier = keys[number], looked[number]
+                key, tried_by_epochs = keys[number], looks_by_trial[number]
                 try:
                     tried = self._fit(key, Look(epochs=rung, bundle=_look_key(key, rung)))
-                    before = earlier[max(earlier)].seconds if earlier else 0.0
-                    earlier[rung] = tried = replace(tried, seconds=tried.seconds + before)
+                    seconds = tried_by_epochs[max(tried_by_epochs)].seconds if tried_by_epochs else 0.0
+                    tried_by_epochs[rung] = tried = replace(tried, seconds=tried.seconds + seconds)
                     self._receipts.keep("trial", _look_key(key, rung), tried)
                 except BaseException:
                     schedule.stop()
@@ -119,9 +123,9 @@ class TrialSearch:
                 schedule.done(number, rung, _value(tried, column))
 
         run_side_by_side([work] * width, self._spark, width)
-        for key, seen in zip(keys, looked, strict=True):
-            last = seen[max(seen)]
-            self._keep(key, replace(last, stopped=max(seen) < epochs and not _failed(last, column)))
+        for key, tried_by_epochs in zip(keys, looks_by_trial, strict=True):
+            last = tried_by_epochs[max(tried_by_epochs)]
+            self._keep(key, replace(last, stopped=max(tried_by_epochs) < epochs and not _failed(last, column)))
             checkpoints_of(self._spec, key).delete(recursive=True)
 
     def _draw_by_results(self, keys: Sequence[str], width: int) -> None:
