@@ -1,4 +1,4 @@
-"""What the commands share: their parsers, their exit codes, the spelling of sizes and times."""
+"""The part that all commands share: their parsers, their exit codes, the spelling of sizes and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How columns become tensors: the user's choices, and the plan that follows from them and the types."""
+"""The layout of columns as tensors: the user's choices, and the plan that follows from them and the types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values become files and files become values again: one way for each kind.
+"""Values as files, and files as values again: one way for each kind.
 
 Enters: frozen dataclasses, nested state, Python objects; bytes that anybody may have written. Leaves: files that are
 whole or not there; the same values, or one typed error that names file and field.

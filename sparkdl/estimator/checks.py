@@ -1,4 +1,4 @@
-"""What a fit refuses before any rank starts, by parameters, shard statistics and two made-up rows."""
+"""The refusals of a fit before any rank starts, by parameters, shard statistics and two made-up rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a DataFrame, a table version or existing shard sets to the shards of one fit."""
+"""The shards of one fit, made of a DataFrame, a table version or existing shard sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parameters of an estimator decide about a fit: ``resolve`` reads each once, into one ``FitSpec``."""
+"""The decisions of an estimator's parameters about a fit: ``resolve`` reads each once, into one ``FitSpec``."""
 
 from __future__ import annotations
 

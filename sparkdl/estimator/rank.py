@@ -1,4 +1,4 @@
-"""What the driver sends to every rank of a fit, and what a rank makes of it; ranks import it without Spark."""
+"""The job that the driver sends to every rank of a fit, and the rank's part in it; no Spark."""
 
 from __future__ import annotations
 

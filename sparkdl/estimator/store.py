@@ -1,4 +1,4 @@
-"""Where a fit keeps what outlives a process: shards, checkpoints, logs, under Horovod's names for these places."""
+"""The places of what outlives a process: shards, checkpoints, logs of a fit, under Horovod's names."""
 
 from __future__ import annotations
 

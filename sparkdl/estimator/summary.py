@@ -1,4 +1,4 @@
-"""What a fit tells about itself: summary, epochs, plot, warnings, and what of them travels in a bundle; no Spark."""
+"""The account of a fit: summary, epochs, plot, warnings, and what of them travels in a bundle; no Spark."""
 
 from __future__ import annotations
 

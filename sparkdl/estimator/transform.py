@@ -1,4 +1,4 @@
-"""From a fitted model to prediction columns: the model as a file that workers load once, and the scored DataFrame."""
+"""Prediction columns of a fitted model: the model as a file that workers load once, and the scored DataFrame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bundle's layers are made: without memory for their tensors, and within bounds, however a few bytes ask."""
+"""A bundle's layers made without memory for their tensors, and within bounds, however a few bytes ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Spark session of this process says of addresses: plain paths, and the way to HDFS and S3."""
+"""The session's word on addresses: the meaning of plain paths, and the way to HDFS and S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks: parameters, gradients and optimizer state, and what of them travels.
+"""Strategies that spread a model over the ranks: parameters, gradients and optimizer state, and what travels.
 
 Enters: functions that make a model and its optimizer, then batches and an objective. Leaves: the gradients of the
 global batch, and the whole state on the leader, whatever lay where. Start at ``base.py``, the contract. ``choice.py``

@@ -1,4 +1,4 @@
-"""What ``strategy=`` may say: a name, or a name with options, as in ``"mesh(data=2, tensor=2)"``."""
+"""The values of ``strategy=``: a name, or a name with options, as in ``"mesh(data=2, tensor=2)"``."""
 
 from __future__ import annotations
 

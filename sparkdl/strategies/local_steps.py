@@ -1,4 +1,4 @@
-"""How often ranks that train by themselves make their models one: ``LocalSteps``, as code or as a text."""
+"""The interval at which ranks that train by themselves make their models one: ``LocalSteps``, or its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks hold a copy of the model, a part of it, or a stage of it: ``Mesh``, as code or as a text."""
+"""The numbers of ranks that hold a copy of the model, a part of it, or a stage: ``Mesh``, or its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How micro-batches go through the stages of a pipeline: GPipe and 1F1B, by ``torch.distributed.pipelining``."""
+"""The way of micro-batches through a pipeline: GPipe and 1F1B, by ``torch.distributed.pipelining``."""
 
 from __future__ import annotations
 

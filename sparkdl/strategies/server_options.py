@@ -1,4 +1,4 @@
-"""How parameters lie on servers, and how far ahead of each other the workers may run: ``ServerOptions``."""
+"""The options of parameter servers, and how far ahead of each other workers may run: ``ServerOptions``."""
 
 from __future__ import annotations
 

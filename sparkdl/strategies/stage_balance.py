@@ -1,4 +1,4 @@
-"""Where a pipeline cuts a model: between layers, so that stages take as long and little is sent."""
+"""The cuts of a pipeline: between layers, so that stages take as long and little is sent."""
 
 from __future__ import annotations
 

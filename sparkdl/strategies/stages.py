@@ -1,4 +1,4 @@
-"""How a model is cut into the stages of a pipeline: what each computes, holds, and sends to the next."""
+"""The stages of a pipeline: what each computes, holds, and sends to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules of a model are split over a tensor group: found in traces of its forward, or named by the user."""
+"""The modules of a model that a tensor group splits: found in traces of its forward, or named by the user."""
 
 from __future__ import annotations
 

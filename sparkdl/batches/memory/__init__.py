@@ -1,4 +1,4 @@
-"""Where the bytes of a shard set lie: mapped files, the host's cache of fetched blocks, buffers used again.
+"""The memory of a shard set's bytes: mapped files, the host's cache of fetched blocks, buffers used again.
 
 Enters: a manifest. Leaves: addresses of checked blocks, and buffers to gather into. Start at ``blocks.py``, which says
 what readers ask of blocks; ``mapped.py`` has those of this machine, ``cached.py`` fetches others into ``cache.py``;

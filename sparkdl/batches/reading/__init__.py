@@ -1,4 +1,4 @@
-"""From row numbers and mapped blocks to batches of tensors.
+"""Batches of tensors, read from mapped blocks by row numbers.
 
 Enters: an order and the memory that blocks lie in. Leaves: batches. Start at ``loader.py``; ``reader.py`` is
 its pipeline of one epoch: ``windows.py`` makes rows known, ``gather.py`` copies them, ``geometry.py`` says how much

@@ -145,7 +145,7 @@ class PowerSGDCarrier(LossyCarrier):
         return super().rank_state(params) | {"right": right}
 
     def load_rank_state(self, state: Mapping[str, Any], params: Sequence[torch.nn.Parameter]) -> None:
-        """The residuals, and the vectors."""
+        """Take over the residuals, and the vectors."""
         super().load_rank_state(state, params)
         if state.get("compression") == str(self._compression):
             self._right = {

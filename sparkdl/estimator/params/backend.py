@@ -1,4 +1,4 @@
-"""Where an estimator runs, under Horovod's names for it: its ``SparkBackend``, or a user's own ``Backend``."""
+"""The place where an estimator runs, as Horovod names it: a ``SparkBackend``, or a user's own ``Backend``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each parameter of the estimator accepts: one converter a kind of value."""
+"""The values that each parameter of the estimator accepts: one converter a kind of value."""
 
 from __future__ import annotations
 

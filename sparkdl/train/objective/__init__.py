@@ -1,4 +1,4 @@
-"""From outputs and labels to numbers: the loss whose mean over ranks is exact, and metrics over all rows.
+"""Outputs and labels to numbers: the loss whose mean over ranks is exact, and metrics over all rows.
 
 Enters: a model's outputs, labels, weights. Leaves: a scalar to run backward from, and metrics of an epoch. Start at
 ``loss.py``; ``labels.py`` says what a loss takes, ``metrics.py`` adds up over batches and ranks what
