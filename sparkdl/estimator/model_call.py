@@ -1,4 +1,4 @@
-"""The call of a model: its arguments out of a batch's tensors, found out with two made-up rows on the driver."""
+"""The call of a model: its arguments out of a batch's tensors, found by two made-up rows on the driver; no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from sparkdl.models.signature import COMPANIONS, Form, Signature, TensorField
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 
-# Ranks import this file, so it knows nothing of Spark.
 COPY_SUFFIX = "__feature"
 """The suffix of a number column that is packed as a feature, and is a label or weight as well."""
 

@@ -1,4 +1,4 @@
-"""A bundle's folder without its model: what it says about itself, its hashes, its files."""
+"""A bundle's folder without its model: what it says about itself, its hashes, its files; no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage, sha256_hex, storage_errors
 
-# No torch is loaded for this file, so that a registry is listed in a moment.
 FORMAT = 1
 DOCUMENT, WEIGHTS, PICKLE = "bundle.json", "weights.safetensors", "model.pkl"
 MAX_WEIGHTS_BYTES = 1 << 40
@@ -182,6 +181,8 @@ class BundleInfo:
 
 def read_bundle(uri: str | Storage) -> BundleInfo:
     """Read what a bundle says about itself.
+
+    No torch is loaded for it, so that a registry is listed in a moment.
 
     Raises:
         BundleError: there is none, or it has a newer format.
