@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import time
@@ -72,13 +73,15 @@ def delta_address(uri: str) -> str:
         ConfigError: delta-rs would keep the log elsewhere than the files, for it takes the address for a URL.
     """
     path = uri.removeprefix("file://")
+    if "://" not in path:
+        path = os.path.realpath(path)  # as delta-rs follows links before it makes a URL of it
     url_part = re.search(r"[#?%]" if "://" in path else r"%[0-9A-Fa-f]{2}|\\", path)
     require(
         url_part is None,
         f"{uri} has {url_part and url_part[0]!r}, which delta-rs takes for a part of a URL and not of the folder's "
         "name: give the table another address",
     )
-    return path
+    return uri.removeprefix("file://")
 
 
 def open_table(uri: str, options: Mapping[str, str] | None, version: int | None = None) -> DeltaTable | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from sparkdl.columns.names import quoted
 from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.compat.column_names import named_columns
+from sparkdl.config import require
 from sparkdl.errors import DataError, StorageError
 from sparkdl.storage import Storage, check_places, sha256_hex
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
@@ -151,6 +154,13 @@ class DeltaRs:
     ) -> int:
         """Append a small table; return the version that holds it."""
         check_metadata(metadata or {})
+        address = delta_address(self.uri)
+        letter = None if "://" in address else re.search(r"[\[\]|^]", os.path.realpath(address))
+        require(
+            letter is None,
+            f"{self.uri} has {letter and letter[0]!r} in a folder's name, where delta-rs appends no rows: give the "
+            "table another address",
+        )
         facts = {**(metadata or {}), "isBlindAppend": expected_version is None}
         write_settings: Any = {
             "commit_properties": commit_properties(transaction, **facts),
@@ -173,7 +183,7 @@ class DeltaRs:
                     table, rows, mode="append", schema_mode="merge" if new_columns else None, **write_settings
                 )
             else:
-                address, options = delta_address(self.uri), delta_options(self.uri, self.options)
+                options = delta_options(self.uri, self.options)
                 with creating(self.uri, self.options):
                     write_deltalake(address, rows, mode="error", storage_options=options, **write_settings)
             return newest + 1

@@ -618,6 +618,21 @@ def test_other_addresses_on_this_machine_are_what_they_say(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", ["x[1]", "a|b", "^"])
+def test_an_address_where_delta_rs_panics_when_it_appends_is_refused_then(tmp_path, name):
+    with pytest.raises(ConfigError, match="in a folder's name, where delta-rs appends no rows"):
+        Table(f"{tmp_path}/{name}/t").append(numbers(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_to_an_address_that_delta_rs_takes_for_another_one_is_refused(tmp_path):
+    (tmp_path / "a%41b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a%41b")
+    with pytest.raises(ConfigError, match="has '%41', which delta-rs takes for a part of a URL"):
+        Table(f"{tmp_path}/link/t").append(numbers(1))
+    assert not list((tmp_path / "a%41b").iterdir())
+
+
 def test_a_path_of_python_is_an_address(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Table(Path("a.b.c")).append(numbers(1))
