@@ -3,7 +3,8 @@
 #
 # Its output is kept in logs/NAME-DATE.log for KEEP_DAYS. What goes on standard output here is mailed by cron: the end of
 # that log where a run failed, and nothing otherwise. Exit codes 2, 3, 5 and 30 (cluster, training, a store that did not
-# answer, another run at work) are tried again after PAUSE, TRIES times in all. A run that keeps meeting another one is
+# answer, another run at work) are tried again after PAUSE, TRIES times in all: after 3 that helps a training, not a bundle
+# that is damaged, which then costs the pauses before it is heard. A run that keeps meeting another one is
 # silent until ALARM_HOURS have gone by since one ended well: a run that hangs, or a lease that nobody gives back, is heard.
 # A run that takes longer than LIMIT is asked to end (SIGTERM, as Ctrl-C: it leaves a record and no lease) and killed ten
 # minutes later; the next one goes on from the last step that was finished.

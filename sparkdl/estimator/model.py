@@ -130,7 +130,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         """Return pandas rows with the prediction columns behind them, in this process: small data, same numbers.
 
         Args:
-            rows: a pandas DataFrame with the columns that ``transform`` reads.
+            rows: a pandas DataFrame with the columns that ``transform`` reads. NaN is a missing value, as everywhere in
+                pandas; to Spark it is a number, which ``transform`` gives to a model as it is.
 
         Returns:
             a new frame; several numbers a row are a numpy array.

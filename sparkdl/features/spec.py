@@ -302,6 +302,8 @@ class DateParts(_Options, frozen=True, kw_only=True, tag="date_parts"):
     Attributes:
         parts: which ones.
         timezone: in which parts of an instant are taken; dates and times without a zone are taken as they are written.
+            After 2037 a zone with summer time has none, as Arrow's tables of zones end there: in training and in
+            scoring alike.
     """
 
     parts: Annotated[
@@ -312,7 +314,7 @@ class DateParts(_Options, frozen=True, kw_only=True, tag="date_parts"):
         str,
         msgspec.Meta(
             description="The zone in which parts of an instant are taken, such as Europe/Berlin; times without a zone "
-            "are taken as they are written."
+            "are taken as they are written. After 2037 no zone has summer time."
         ),
     ] = "UTC"
 
