@@ -85,12 +85,14 @@ class Decoder:
             if value is INVALID:
                 self.invalid_sections[id(node)] = node
             return value
-        if isinstance(node, Scalar):
-            return self._scalar(node, kind, path)
-        for plain in (plain_type(alternative)[0] for alternative in alternatives(kind)):
-            value = self._container(node, plain, path)
-            if value is not _OTHER_FORM:
-                return self._within_bounds(value, plain, path)
+        for plain in alternatives(kind):
+            value = self._made(node, plain, path)
+            if value is _OTHER_FORM:
+                continue
+            broken = value is not INVALID and bound_broken(kind, _as_shown(node) if isinstance(node, Scalar) else value)
+            return self._refuse(path, broken) if broken else value
+        if isinstance(node, Scalar) and node.filled not in (None, node.value):  # a number, where a text is wanted
+            return self.value(replace(node, value=node.filled), kind, path)
         return self._refuse(path, _mistaken(node, kind, path))
 
     def _section(self, node: Section, section_types: list[inspect.StructType], path: Path) -> Any:
@@ -135,46 +137,39 @@ class Decoder:
             return None
         return by_tag[str(written.value)]
 
-    def _scalar(self, node: Scalar, kind: inspect.Type, path: Path) -> Any:
-        for plain in (plain_type(alternative)[0] for alternative in alternatives(kind)):
-            if isinstance(plain, inspect.VarTupleType | inspect.ListType):  # one text is a list of one
-                fits = isinstance(node.value, str) and is_of_type(node.value, plain.item_type)
-                value = (node.value,) if fits else _OTHER_FORM
-            else:
-                value = _converted(node.value, plain)
-            if value is _OTHER_FORM:
-                continue
-            if broken := bound_broken(kind, _as_shown(node)):
-                return self._refuse(path, broken)
-            if isinstance(plain, inspect.VarTupleType | inspect.ListType):
-                return self._within_bounds((self.value(node, plain.item_type, (*path, 0)),), plain, path)
-            return value
-        if node.filled is not None and node.filled != node.value:  # a variable holds a number, and a text is wanted
-            return self.value(replace(node, value=node.filled), kind, path)
-        return self._refuse(path, _mistaken(node, kind, path))
-
-    def _container(self, node: Section | Listing, kind: inspect.Type, path: Path) -> Any:
+    def _made(self, node: Node, kind: inspect.Type, path: Path) -> Any:
+        """What a node comes to as one plain type that is no section; ``_OTHER_FORM`` where it is of another."""
+        items, kinds = getattr(node, "items", (node,)), [kind]
         match node, kind:
             case Section(), inspect.DictType() | inspect.AnyType():
                 inner = kind.value_type if isinstance(kind, inspect.DictType) else kind
-                return {name: self.value(entry, inner, (*path, name)) for name, entry in node.entries.items()}
-            case Listing(), inspect.AnyType():
-                return [self.value(item, kind, (*path, index)) for index, item in enumerate(node.items)]
+                values = {name: self.value(entry, inner, (*path, name)) for name, entry in node.entries.items()}
+                valid = {name: value for name, value in values.items() if value is not INVALID}
+                if len(valid) < len(values):
+                    self.valid[path] = valid
+                    return INVALID
+                return values
+            case Scalar(), inspect.VarTupleType() | inspect.ListType():  # one text is a list of one
+                if not isinstance(node.value, str) or not is_of_type(node.value, kind.item_type):
+                    return _OTHER_FORM
+                kinds = [kind.item_type]
+            case Scalar(), _:
+                return _converted(node.value, kind)
             case Listing(), inspect.VarTupleType() | inspect.ListType():
-                return tuple(self.value(item, kind.item_type, (*path, index)) for index, item in enumerate(node.items))
-            case Listing(), inspect.TupleType() if len(node.items) == len(kind.item_types):
-                pairs = zip(node.items, kind.item_types, strict=True)
-                return tuple(self.value(item, inner, (*path, index)) for index, (item, inner) in enumerate(pairs))
-        return _OTHER_FORM
-
-    def _within_bounds(self, container: Any, kind: inspect.Type, path: Path) -> Any:
-        if isinstance(container, dict) and INVALID in container.values():
-            self.valid[path] = {name: value for name, value in container.items() if value is not INVALID}
+                kinds = [kind.item_type] * len(items)
+            case Listing(), inspect.TupleType() if len(items) == len(kind.item_types):
+                kinds = list(kind.item_types)
+            case Listing(), inspect.AnyType():
+                kinds = [kind] * len(items)
+            case _:
+                return _OTHER_FORM
+        elements = [
+            self.value(item, inner, (*path, index))
+            for index, (item, inner) in enumerate(zip(items, kinds, strict=True))
+        ]
+        if INVALID in elements:
             return INVALID
-        if not isinstance(container, dict) and INVALID in container:
-            return INVALID
-        broken = bound_broken(kind, container)
-        return self._refuse(path, broken) if broken else container
+        return elements if isinstance(kind, inspect.AnyType) else tuple(elements)
 
     def _refuse(self, path: Path, sentence: str) -> _NoValue:
         self.problems.add_value(path, sentence)
@@ -205,7 +200,7 @@ def _converted(value: Any, kind: inspect.Type) -> Any:
 
 def is_of_type(value: Any, kind: inspect.Type) -> bool:
     """Whether a text, a number or a truth value is of a type, whatever its bounds."""
-    return any(_converted(value, plain_type(inner)[0]) is not _OTHER_FORM for inner in alternatives(kind))
+    return any(_converted(value, plain) is not _OTHER_FORM for plain in alternatives(kind))
 
 
 def _as_shown(node: Scalar) -> Any:
@@ -222,7 +217,7 @@ def _about(kind: inspect.Type) -> str:
 
 def _mistaken(node: Node, kind: inspect.Type, path: Path) -> str:
     """The sentence for a value of another type than the one that is wanted."""
-    kinds = [plain_type(alternative)[0] for alternative in alternatives(kind)]
+    kinds = alternatives(kind)
     words = [str(value) for literal in kinds if isinstance(literal, inspect.LiteralType) for value in literal.values]
     if words and isinstance(node, Scalar) and isinstance(node.value, str):
         return f"={node} is not known: {choices(node.value, words)}"
@@ -269,15 +264,14 @@ def whole_file() -> inspect.StructType:
 
 
 def alternatives(kind: inspect.Type) -> list[inspect.Type]:
-    """The types that may stand here, one by one."""
+    """The types that may stand here, one by one, without what is said about them."""
     kind, _ = plain_type(kind)
-    return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
+    return [plain_type(inner)[0] for inner in (kind.types if isinstance(kind, inspect.UnionType) else [kind])]
 
 
 def sections_of(kind: inspect.Type) -> list[inspect.StructType]:
     """Those of them that are sections."""
-    plain = (plain_type(alternative)[0] for alternative in alternatives(kind))
-    return [section_type for section_type in plain if isinstance(section_type, inspect.StructType)]
+    return [section for section in alternatives(kind) if isinstance(section, inspect.StructType)]
 
 
 def fields_of(section: inspect.StructType) -> dict[str, inspect.Field]:
@@ -299,8 +293,8 @@ def wanted(kind: inspect.Type) -> str:
     tags = [str(section_type.tag) for section_type in sections_of(kind) if section_type.tag_field]
     if tags:
         return f"one of {', '.join(tags)}"
-    plain = [plain_type(alternative)[0] for alternative in alternatives(kind)]
-    return " or ".join(dict.fromkeys(_words(inner) for inner in plain if not isinstance(inner, inspect.NoneType)))
+    kinds = [inner for inner in alternatives(kind) if not isinstance(inner, inspect.NoneType)]
+    return " or ".join(dict.fromkeys(map(_words, kinds)))
 
 
 def _words(kind: inspect.Type) -> str:

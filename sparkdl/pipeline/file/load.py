@@ -21,7 +21,6 @@ from sparkdl.pipeline.file.problems import Path, Problems
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
 from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
 from sparkdl.pipeline.spec import HashSplit, Label, PipelineSpec, TimeSplit
-from sparkdl.pipeline.spec.base import plain_type
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 
@@ -276,10 +275,20 @@ def overridden(tree: Section, override: str, environment: Environment, problems:
 def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, line: str, problems: Problems) -> Node:
     if not path:
         return value
+    sections = sections_of(kind)
+    mapping = next((inner for inner in alternatives(kind) if isinstance(inner, inspect.DictType)), None)
     entries = {} if node is None else getattr(spelled_out(node, kind), "entries", {})
-    key = _first_key(path, kind, entries)
-    inner = _type_below(kind, key)
-    if inner is None and not sections_of(kind):
+    written = [key for key in entries if f"{path}.".startswith(f"{key}.")]
+    # keys of the user's own may have dots in them, unless they name sections
+    named = (
+        sections if mapping is None else len(sections_of(mapping.value_type)) == len(alternatives(mapping.value_type))
+    )
+    key = max(written, key=len) if written else path.partition(".")[0] if named else path
+    inner = kind if inspect.AnyType() in alternatives(kind) else None if mapping is None else mapping.value_type
+    for section in sections if inner is None else ():
+        inner = inner or (inspect.StrType() if key == section.tag_field else None)
+        inner = inner or (fields_of(section)[key].type if key in fields_of(section) else None)
+    if inner is None and not sections:
         problems.add(line, f"sets {path} of a value that holds no keys: leave .{path} out")
         return value if node is None else node
     # an unknown key of a section is complained of with those of the file
@@ -287,36 +296,6 @@ def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, l
     entry = value if inner is None else _with_value(entries.get(key), inner, inner_path, value, line, problems)
     entries = {**entries, key: entry}
     return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, line)
-
-
-def _first_key(path: str, kind: inspect.Type, entries: Mapping[str, Node]) -> str:
-    """The first key of a path; keys of the user's own may have dots in them, unless they name sections."""
-    written = [key for key in entries if path == key or path.startswith(f"{key}.")]
-    if written:
-        return max(written, key=len)
-    mapping = _mapping_of(kind)
-    values = [] if mapping is None else [plain_type(value)[0] for value in alternatives(mapping.value_type)]
-    names_sections = bool(values) and all(isinstance(value, inspect.StructType) for value in values)
-    return path.partition(".")[0] if names_sections or (mapping is None and sections_of(kind)) else path
-
-
-def _mapping_of(kind: inspect.Type) -> inspect.DictType | None:
-    plain = (plain_type(alternative)[0] for alternative in alternatives(kind))
-    return next((mapping for mapping in plain if isinstance(mapping, inspect.DictType)), None)
-
-
-def _type_below(kind: inspect.Type, key: str) -> inspect.Type | None:
-    mapping = _mapping_of(kind)
-    if mapping is not None:
-        return mapping.value_type
-    if isinstance(plain_type(kind)[0], inspect.AnyType):
-        return kind
-    for section in sections_of(kind):
-        if key == section.tag_field:
-            return inspect.StrType()
-        if key in fields_of(section):
-            return fields_of(section)[key].type
-    return None
 
 
 # Several columns under one key of ``features``: ``I1..I13`` counts, ``age, income`` lists

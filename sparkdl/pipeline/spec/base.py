@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta, inspect
+from msgspec import Meta, inspect, structs
 
 from sparkdl.errors import ConfigError
 
@@ -88,16 +89,13 @@ def known_sections() -> list[inspect.StructType]:
     return list(_KNOWN.values())
 
 
-def _know(kind: inspect.Type) -> None:
-    kind, _ = plain_type(kind)
-    if isinstance(kind, inspect.StructType):
-        _KNOWN[kind.cls] = kind
-        inner = [inner_type.type for inner_type in kind.fields]
-    else:
-        inner = [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
-        inner += [getattr(kind, name) for name in ("item_type", "value_type") if hasattr(kind, name)]
-    for inner_type in inner:
-        _know(inner_type)
+def _know(described: Any) -> None:
+    """Note the sections in a description, whose parts are structs and tuples again."""
+    if isinstance(described, inspect.StructType):
+        _KNOWN[described.cls] = described
+    parts = structs.astuple(described) if isinstance(described, msgspec.Struct) else described
+    for part in parts if isinstance(parts, tuple) else ():
+        _know(part)
 
 
 def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
@@ -109,75 +107,57 @@ def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
     return kind, constraints
 
 
-def bound_broken(kind: inspect.Type, value: Any) -> str | None:
-    """The sentence that says which bound of ``kind`` a value of the right type breaks; None if it breaks none."""
-    kind, constraints = plain_type(kind)
-    if isinstance(kind, inspect.UnionType):
-        plain = [plain_type(inner_kind) for inner_kind in kind.types]
-        fitting = [
-            (inner_kind, {**inner, **constraints}) for inner_kind, inner in plain if _could_hold(inner_kind, value)
-        ]
-        if not fitting:
-            return None
-        kind, constraints = fitting[0]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number_broken(kind, constraints, value)
-    if isinstance(value, str):
-        return _text_broken(kind, constraints, value)
-    if isinstance(value, tuple | list | dict):
-        return _length_broken(kind, constraints, value) or _element_broken(kind, value)
+def bound_broken(kind: inspect.Type, value: Any, constraints: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """The sentence that says which bound of a type a value of it breaks; None if it breaks none, or is of another.
+
+    Args:
+        kind: the type.
+        value: that may be of it.
+        constraints: what the JSON schema says around the type.
+    """
+    match kind:
+        case inspect.Metadata():
+            return bound_broken(kind.type, value, {**(kind.extra_json_schema or {}), **constraints})
+        case inspect.UnionType():
+            return next(filter(None, (bound_broken(inner, value, constraints) for inner in kind.types)), None)
+        case inspect.IntType() | inspect.FloatType() if isinstance(value, int | float) and not isinstance(value, bool):
+            return _number_broken(kind, constraints, value)
+        case inspect.StrType() if isinstance(value, str):
+            if kind.min_length and not value.strip():
+                return "='' is empty: write a text, or leave it out"
+            if kind.pattern and not re.search(kind.pattern, value):
+                example = constraints["examples"][0]
+                return f"={value!r} is not of the form that is wanted: write it like {example!r}"
+        case inspect.DictType() if isinstance(value, dict):
+            return _elements_broken(kind, kind.key_type, value)
+        case inspect.VarTupleType() | inspect.ListType() if isinstance(value, tuple | list):
+            return _elements_broken(kind, kind.item_type, value)
     return None
 
 
-def _could_hold(kind: inspect.Type, value: Any) -> bool:
-    if isinstance(value, bool) or value is None:
-        return isinstance(kind, inspect.BoolType if value is not None else inspect.NoneType)
-    if isinstance(value, str):
-        return isinstance(kind, inspect.StrType)
-    if isinstance(value, int | float):
-        return isinstance(kind, inspect.FloatType) or (isinstance(value, int) and isinstance(kind, inspect.IntType))
-    return isinstance(kind, inspect.VarTupleType | inspect.ListType if isinstance(value, tuple) else inspect.DictType)
-
-
-def _number_broken(kind: inspect.Type, constraints: dict[str, Any], value: float) -> str | None:
-    least, most = getattr(kind, "ge", None), getattr(kind, "le", None)
-    least, most = constraints.get("minimum", least), constraints.get("maximum", most)
-    above, below = getattr(kind, "gt", None), getattr(kind, "lt", None)
+def _number_broken(
+    kind: inspect.IntType | inspect.FloatType, constraints: Mapping[str, Any], value: float
+) -> str | None:
+    least, most = constraints.get("minimum", kind.ge), constraints.get("maximum", kind.le)
     if value != value or value in (float("inf"), float("-inf")):
         return f"={value} is no finite number: give one that is"
     if least is not None and value < least:
         return f"={value} is below {least:g}: give at least {least:g}"
     if most is not None and value > most:
         return f"={value} is above {most:g}: give at most {most:g}"
-    if above is not None and value <= above:
-        return f"={value} is not above {above:g}: give a greater number"
-    if below is not None and value >= below:
-        return f"={value} is not below {below:g}: give a smaller number"
+    if kind.gt is not None and value <= kind.gt:
+        return f"={value} is not above {kind.gt:g}: give a greater number"
+    if kind.lt is not None and value >= kind.lt:
+        return f"={value} is not below {kind.lt:g}: give a smaller number"
     return None
 
 
-def _text_broken(kind: inspect.Type, constraints: dict[str, Any], value: str) -> str | None:
-    pattern, least = getattr(kind, "pattern", None), getattr(kind, "min_length", None)
-    if least and not value.strip():
-        return "='' is empty: write a text, or leave it out"
-    if pattern and not re.search(pattern, value):
-        return f"={value!r} is not of the form that is wanted: write it like {constraints['examples'][0]!r}"
-    return None
-
-
-def _length_broken(kind: inspect.Type, constraints: dict[str, Any], value: Any) -> str | None:
-    least = constraints.get("minItems", getattr(kind, "min_length", None))
-    return " is empty: name at least one" if least and len(value) < least else None
-
-
-def _element_broken(kind: inspect.Type, value: Any) -> str | None:
-    if isinstance(kind, inspect.DictType):
-        typed_elements = ((kind.key_type, key) for key in value)
-    elif isinstance(kind, inspect.VarTupleType | inspect.ListType):
-        typed_elements = ((kind.item_type, item) for item in value)
-    else:
-        return None
-    return next(filter(None, (bound_broken(inner, element) for inner, element in typed_elements)), None)
+def _elements_broken(
+    kind: inspect.DictType | inspect.VarTupleType | inspect.ListType, element: inspect.Type, values: Collection[Any]
+) -> str | None:
+    if kind.min_length and len(values) < kind.min_length:
+        return " is empty: name at least one"
+    return next(filter(None, (bound_broken(element, value) for value in values)), None)
 
 
 Text = Annotated[str, Meta(min_length=1)]
