@@ -67,7 +67,7 @@ MINIMAL = [
     (["search={space: {model.a: []}}"], "search.space.model.a is empty"),
     (["search={space: {model.a: [1]}, trials: 3}"], "search.trials=3 is for methods that draw"),
     (["expect.x={check: a > 0, above: 0.5}"], "expect.x.above=0.5 has no meaning with action 'quarantine'"),
-    (["transform={}"], "transform has neither function and sql"),
+    (["transform={}"], "transform has neither function nor sql"),
     (["transform={function: 'a:b', sql: SELECT 1}"], "transform has both function and sql"),
     (["transform={sql: SELECT 1, arguments: {a: 1}}"], "transform.arguments={'a': 1} are for a function"),
     (["label.quality.positive=1"], "label.quality.positive=1 belongs to type 'binary', and type is 'regression'"),

@@ -15,9 +15,10 @@ from typing import Any
 
 from sparkdl.pipeline.sources.base import Source
 from sparkdl.pipeline.sources.delta import delta_source
-from sparkdl.pipeline.sources.files import CsvFiles, JsonFiles, ParquetFiles
+from sparkdl.pipeline.sources.files import CsvFiles, JsonFiles
 from sparkdl.pipeline.sources.function import RowsFunction
 from sparkdl.pipeline.sources.jdbc import Database
+from sparkdl.pipeline.sources.parquet import ParquetFiles
 from sparkdl.pipeline.sources.spark import SparkReader
 from sparkdl.pipeline.sources.sql import Query
 from sparkdl.pipeline.spec.source import (

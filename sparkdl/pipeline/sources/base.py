@@ -20,8 +20,10 @@ from sparkdl.storage import sha256_hex
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
+    from sparkdl.pipeline.sources.parquet import ParquetFooters
 
+FileStamp = tuple[int, float | None]
+"""Of a file: its bytes, and when it was last written."""
 _BYTES_PER_ROW = 100
 
 
@@ -32,12 +34,12 @@ class Size:
     Attributes:
         bytes: of its files.
         rows: that were written to them, as a table's log says; None where none does.
-        files: addresses, of a source that is files.
+        files: the stamp of each, by its address, of a source that is files.
     """
 
     bytes: int
     rows: int | None = None
-    files: tuple[str, ...] = ()
+    files: Mapping[str, FileStamp] = field(default_factory=dict)
 
     @property
     def rows_about(self) -> int:
@@ -51,7 +53,7 @@ class Size:
         return cls(
             bytes=sum(part.bytes for part in parts),
             rows=sum(rows) if len(rows) == len(parts) else None,
-            files=tuple(file for part in parts for file in part.files),
+            files={file: stamp for part in parts for file, stamp in part.files.items()},
         )
 
 
@@ -63,15 +65,14 @@ class SourceSnapshot:
         state: a hash that changes whenever the rows may have changed; None where only Spark can tell.
         windows: a hash of what there is for each window, where the layout of files or partitions tells; else None.
         version: of the Delta table; None elsewhere.
-        files: addresses of the files that were there, as Spark takes them whatever plain paths mean to it; of each its
-            bytes, and the time it was last written.
+        files: the stamp of each file that was there, by its address as Spark takes it whatever plain paths mean to it.
         sizes: of each window, or of ``all`` where only the rows tell their windows; empty where only Spark can tell.
     """
 
     state: str | None
     windows: Mapping[str, str] | None = None
     version: int | None = None
-    files: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
+    files: Mapping[str, FileStamp] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
 
     @property
@@ -105,14 +106,12 @@ class Source(Protocol):
             refused.
         partition_is_text: whether a partition's value is the name of its folder, which Spark reads as a moment of the
             session's time zone.
-        undeciding_options: options, in lower case, that change how rows are read and not which.
     """
 
     section: SourceSection
     files_listed: ClassVar[bool] = True
     rows_may_change: ClassVar[bool] = True
     partition_is_text: ClassVar[bool] = False
-    undeciding_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def arrow_address(self) -> str | None:
@@ -187,10 +186,6 @@ class Source(Protocol):
         section = structs.replace(self.section, deleted_windows="keep")  # which decides of no window that there is
         settings = plain(section)
         free = {name: settings[name] for name in ("options", "arguments") if name in settings}
-        if "options" in free:
-            free["options"] = {
-                name: value for name, value in free["options"].items() if name.lower() not in self.undeciding_options
-            }
         return [type(section).__name__, msgspec.to_builtins(structs.replace(section, **free)), ""]
 
 

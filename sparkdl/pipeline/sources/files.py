@@ -1,4 +1,4 @@
-"""Parquet, CSV and JSON files: those that a path or a pattern names, and what they show without Spark.
+"""Files that a path or a pattern names, and what they show without Spark; those of CSV and JSON.
 
 Columns of CSV files with a header are taken by name: Spark compares each file's header with the columns, and a file
 with others, or with the same in another order, is refused.
@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-import functools
 import io
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from sparkdl.errors import DataError, SchemaError, StorageError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.sources.base import Columns, Size, Source, SourceSnapshot, by_window, content_hash
-from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, read_footers, rows_by_window
-from sparkdl.pipeline.sources.parquet_times import (
-    check_alike,
-    check_types,
-    in_microseconds,
-    microseconds,
-    nanosecond_columns,
-    nanoseconds_as_numbers,
-    schema_of,
-)
+from sparkdl.pipeline.sources.base import Columns, FileStamp, Size, Source, SourceSnapshot, by_window, content_hash
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
 from sparkdl.pipeline.windows import MALFORMED
@@ -48,11 +35,9 @@ if TYPE_CHECKING:
 csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # else a cell above 131,072 characters is an error
 _HEAD = 256 << 10
 """Bytes of a text file that are looked at."""
-_FOOTERS = 64
-"""Parquet files whose footers are read: the first and the last."""
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
-_TYPES: Mapping[str, pa.DataType] = {
+SQL_TYPES: Mapping[str, pa.DataType] = {
     "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(), "int": pa.int32(),
     "integer": pa.int32(), "bigint": pa.int64(), "long": pa.int64(), "float": pa.float32(), "real": pa.float32(),
     "double": pa.float64(), "string": pa.string(), "varchar": pa.string(), "char": pa.string(), "boolean": pa.bool_(),
@@ -61,11 +46,11 @@ _TYPES: Mapping[str, pa.DataType] = {
     "dec": pa.decimal128(10, 0), "numeric": pa.decimal128(10, 0),
 }  # fmt: skip
 """Types of Spark's SQL; of others the name of a column alone is known."""
-_MOST_COUNTED = 256
-"""Files whose rows are counted: a plan takes a moment."""
 
 
-class _Files(Source):
+class Files(Source):
+    """Files that a path or a pattern names; a kind of them says how they are read, and what their columns are."""
+
     section: ParquetSource | CsvSource | JsonSource
     partition_is_text = True
 
@@ -76,26 +61,33 @@ class _Files(Source):
 
     def snapshot(self) -> SourceSnapshot:
         """The files that there are now."""
-        section, files = self.section, list(_listed(self.section.path))
+        by, files = self.section.partition, list(_listed(self.section.path))
         if not files:
-            raise DataError(f"source.path={section.path} holds no files: check the path, or wait for data")
-        by = section.partition
-        lost = next((file.uri for file, _, _, values in files if by is not None and by not in values), None)
+            raise DataError(f"source.path={self.section.path} holds no files: check the path, or wait for data")
+        lost = next((file.uri for file, _, values in files if by is not None and by not in values), None)
         if lost is not None:
             raise SchemaError(
                 f"source.partition names {by!r}, and {lost} lies in no folder {by}=...: "
                 "name the partition column, or say source.time"
             )
-        stamps = [[file.uri, size, modified] for file, size, modified, _ in files]
+        stamps = [[file.uri, *stamp] for file, stamp, _ in files]
         folders = ["" if by is None else values[by] for *_, values in files]
-        parts = [Size(bytes=size, files=(file.uri,)) for file, size, *_ in files]
-        windows, sizes = by_window(section, zip(folders, stamps, parts, strict=True))
-        return SourceSnapshot(
-            state=content_hash(stamps),
-            windows=windows,
-            files={file.spark_uri: (size, modified) for file, size, modified, _ in files},
-            sizes=sizes,
-        )
+        parts = [Size(bytes=stamp[0], files={file.spark_uri: stamp}) for file, stamp, _ in files]
+        windows, sizes = by_window(self.section, zip(folders, stamps, parts, strict=True))
+        files_seen = {file.spark_uri: stamp for file, stamp, _ in files}
+        return SourceSnapshot(state=content_hash(stamps), windows=windows, files=files_seen, sizes=sizes)
+
+    def columns(self, snapshot: SourceSnapshot) -> Columns:
+        """Those in the files, and those that are partitions."""
+        files = list(snapshot.files)
+        columns = self._columns(files, snapshot)
+        if columns.why_not:
+            return columns
+        partitions = partition_types(files, partition_root(self.section.path))
+        return replace(columns, types={**columns.types, **partitions})
+
+    def _columns(self, files: Sequence[str], snapshot: SourceSnapshot) -> Columns:
+        raise NotImplementedError
 
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """The rows of the files that there were."""
@@ -110,60 +102,7 @@ class _Files(Source):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class ParquetFiles(_Files):
-    """Parquet files, whose footers tell columns and rows."""
-
-    section: ParquetSource
-
-    def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
-        files = list(snapshot.files)
-        reader = reader.options(**{"mergeSchema": True, **self.section.options})
-        try:
-            schemas = _schemas_of(snapshot)
-        except (DataError, StorageError):  # Spark says which file cannot be read
-            schemas = {}
-        nanoseconds = self._nanosecond_columns(schemas)
-        if not nanoseconds:
-            return reader.parquet(*files)
-        with nanoseconds_as_numbers(spark):
-            schema = reader.parquet(*files).schema
-        return in_microseconds(spark, reader.schema(schema).parquet(*files), nanoseconds)
-
-    def columns(self, snapshot: SourceSnapshot) -> Columns:
-        """Those of the first and the last files; of all, where times are in nanoseconds."""
-        schemas = _schemas_of(snapshot)
-        self._nanosecond_columns(schemas)
-        types: dict[str, pa.DataType | None] = {}
-        for file, schema in schemas.items():
-            check_types(schema, file)
-            for field in schema:
-                types.setdefault(field.name, microseconds(field.type))
-        return Columns(types={**types, **partition_types(list(snapshot.files), partition_root(self.section.path))})
-
-    def _nanosecond_columns(self, schemas: Mapping[str, pa.Schema]) -> dict[str, str | None]:
-        """The columns in nanoseconds, once it is clear that Spark merges the files."""
-        if str(self.section.options.get("mergeSchema", True)).lower() == "true":
-            check_alike(schemas)
-        return nanosecond_columns(schemas)
-
-    def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
-        """The rows of each window, as the footers tell them."""
-        return rows_by_window(self.section, {name: size.files for name, size in snapshot.sizes.items()})
-
-    def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
-        """The footers of files of this machine, with columns of the plain types."""
-        return footers_of(self.section, {file: size for file, (size, _) in snapshot.files.items()})
-
-    def count(self, size: Size) -> int | None:
-        """The rows that the footers of not too many files say."""
-        if size.rows is not None or len(size.files) > _MOST_COUNTED:
-            return size.rows
-        footers = read_footers(size.files)
-        return None if footers is None else sum(int(footer.num_rows) for footer in footers.values())
-
-
-class _TextFiles(_Files):
+class _TextFiles(Files):
     section: CsvSource | JsonSource
     reader_options: ClassVar[Mapping[str, Any]] = {}
 
@@ -183,6 +122,17 @@ class _TextFiles(_Files):
 
     def _inferred(self, reader: DataFrameReader, files: Sequence[str]) -> tuple[DataFrameReader, StructType]:
         return reader, reader.load(list(files)).schema
+
+    def _columns(self, files: Sequence[str], snapshot: SourceSnapshot) -> Columns:
+        return (
+            self._looked_at(files)
+            if self.section.schema is None
+            else Columns(types=columns_of_ddl(self.section.schema))
+        )
+
+    def _looked_at(self, files: Sequence[str]) -> Columns:
+        """What the first lines of the first file tell."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -214,16 +164,13 @@ class CsvFiles(_TextFiles):
         made_names = header_names(cells)
         return made_names == cells or made_names != list(names)[: len(made_names)]
 
-    def columns(self, snapshot: SourceSnapshot) -> Columns:
-        """The header of the first file, and what its first lines tell of types."""
-        section, files = self.section, list(snapshot.files)
-        partitions = partition_types(files, partition_root(section.path))
-        if section.schema is not None:
-            return Columns(types={**columns_of_ddl(section.schema), **partitions})
-        options = {name.lower(): value for name, value in section.options.items()}
+    def _looked_at(self, files: Sequence[str]) -> Columns:
+        options = {name.lower(): value for name, value in self.section.options.items()}
         sep, quote = separator(options), str(options.get("quote", '"'))
         if len(sep) != 1 or len(quote) != 1:
-            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+            return Columns(
+                types={}, complete=False, why_not=f"only Spark reads its options {sorted(self.section.options)}"
+            )
         data, _ = first_lines(files[0])
         encoding = str(options.get("encoding", options.get("charset", "utf-8")))
         try:
@@ -241,7 +188,7 @@ class CsvFiles(_TextFiles):
         simple = not {"multiline", "comment", "escape", "encoding", "charset"} & options.keys()
         rows = lines[1 if headed else 0 :] if simple else []
         nothing = {"", str(options.get("nullvalue", ""))}
-        return Columns(types={**_plain_texts(names, rows, nothing), **partitions})
+        return Columns(types=_plain_texts(names, rows, nothing))
 
 
 @dataclass(frozen=True)
@@ -250,14 +197,10 @@ class JsonFiles(_TextFiles):
 
     section: JsonSource
 
-    def columns(self, snapshot: SourceSnapshot) -> Columns:
-        """The keys in the first lines of the first file."""
-        section, files = self.section, list(snapshot.files)
-        partitions = partition_types(files, partition_root(section.path))
-        if section.schema is not None:
-            return Columns(types={**columns_of_ddl(section.schema), **partitions})
-        if section.options:
-            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+    def _looked_at(self, files: Sequence[str]) -> Columns:
+        options = sorted(self.section.options)
+        if options:
+            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {options}")
         data, complete = first_lines(files[0])
         names: dict[str, None] = {}
         for line in data.splitlines():
@@ -268,17 +211,17 @@ class JsonFiles(_TextFiles):
                     f"{files[0]} has a line that is no JSON object ({error}): write one a line, or correct source.kind"
                 ) from error
             names |= dict.fromkeys(row if isinstance(row, dict) else ())
-        return Columns(types={**dict.fromkeys(names), **partitions}, complete=complete and len(files) == 1)
+        return Columns(types=dict.fromkeys(names), complete=complete and len(files) == 1)
 
 
-def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
-    """Every data file below ``path``, in order: the file, bytes, when it was modified, values of partition folders."""
+def _listed(path: str) -> Iterator[tuple[Storage, FileStamp, dict[str, str]]]:
+    """Every data file below ``path``, in order, with its stamp and the values of its partition folders."""
     fixed, pattern = fixed_part(path)
     root = Storage.of(fixed)
     check_no_table_at(root)
     entry = None if pattern else _as_file(root)
     if entry is not None:
-        yield root, entry.bytes, entry.modified, {}
+        yield root, (entry.bytes, entry.modified), {}
         return
     yield from _below(root, pattern, {})
 
@@ -295,7 +238,7 @@ def _as_file(address: Storage) -> Entry | None:
 
 def _below(
     folder: Storage, pattern: Sequence[str], values: Mapping[str, str]
-) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
+) -> Iterator[tuple[Storage, FileStamp, dict[str, str]]]:
     entries = sorted(folder.list(), key=lambda entry: entry.name)
     check_names_in(folder, [entry.name for entry in entries])
     for entry in entries:
@@ -307,7 +250,7 @@ def _below(
         if entry.is_dir:
             yield from _below(folder.child(entry.name), pattern[1:], inner)
         elif len(pattern) <= 1:
-            yield folder.child(entry.name), entry.bytes, entry.modified, inner
+            yield folder.child(entry.name), (entry.bytes, entry.modified), inner
 
 
 def partition_root(path: str) -> str:
@@ -358,30 +301,6 @@ def partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
         if not pa.types.is_timestamp(kind):
             raise
         return scalar.cast(pa.timestamp(kind.unit)).cast(kind)
-
-
-def _schemas_of(snapshot: SourceSnapshot) -> dict[str, pa.Schema]:
-    """The columns of the first and the last files; of all, where one of these has times in nanoseconds."""
-    files = list(snapshot.files)
-    chosen = files if len(files) <= _FOOTERS else [*files[: _FOOTERS // 2], *files[-_FOOTERS // 2 :]]
-    with ThreadPoolExecutor(16) as pool:
-
-        def read(addresses: Sequence[str]) -> dict[str, pa.Schema]:
-            stamps = (snapshot.files[address] for address in addresses)
-            return dict(zip(addresses, pool.map(_parquet_schema, addresses, stamps), strict=True))
-
-        schemas = read(chosen)
-        return read(files) if nanosecond_columns(schemas) else schemas
-
-
-@functools.lru_cache(maxsize=8192)
-def _parquet_schema(file: str, stamp: tuple[int, float | None]) -> pa.Schema:
-    """The columns of a file, which is read once as long as its bytes and its time, the stamp, stay what they are."""
-    try:
-        with Storage.of(file).open_input() as stream:
-            return schema_of(pq.read_metadata(stream))
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{file} is no Parquet file ({error}): remove it, or correct source.kind") from error
 
 
 def first_lines(file: str, most: int = _HEAD) -> tuple[bytes, bool]:
@@ -456,7 +375,7 @@ def columns_of_ddl(ddl: str) -> dict[str, pa.DataType | None]:
         named = re.match(r"\s*(?:`((?:[^`]|``)*)`|([^\s:`]+))\s*:?\s*(\w*)", part)
         if named is not None:
             name = named[2] if named[1] is None else named[1].replace("``", "`")
-            types[name] = _TYPES.get(named[3].lower())
+            types[name] = SQL_TYPES.get(named[3].lower())
     return types
 
 

@@ -27,6 +27,9 @@ _DRIVERS: Mapping[str, str] = {
     "db2": "com.ibm.db2.jcc.DB2Driver",
 }
 """Classes that Java does not find by itself in a JAR that Spark was given."""
+_HOW_READ = frozenset(
+    ("user", "driver", "fetchsize", "numpartitions", "partitioncolumn", "lowerbound", "upperbound", "querytimeout")
+)
 _ROWS_PER_TASK, _MOST_TASKS = 50_000, 256
 _WHOLE = ("byte", "short", "integer", "long", "decimal")
 _IN_TIME = ("date", "timestamp")  # Spark divides no timestamp_ntz
@@ -37,9 +40,12 @@ class Database(Source):
     """A table or a query of a database."""
 
     section: JdbcSource
-    undeciding_options = frozenset(
-        ("user", "driver", "fetchsize", "numpartitions", "partitioncolumn", "lowerbound", "upperbound", "querytimeout")
-    )
+
+    def identity(self) -> list[Any]:
+        """Without the options by which rows are read, and not which."""
+        name, settings, code = super().identity()
+        options = {option: value for option, value in settings["options"].items() if option.lower() not in _HOW_READ}
+        return [name, settings | {"options": options}, code]
 
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """The rows as they are when a task asks for its share.

@@ -7,7 +7,7 @@ nanoseconds, which end in 2262.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -52,25 +52,29 @@ def check_types(schema: pa.Schema, file: str) -> None:
             )
 
 
-def check_alike(schemas: Mapping[str, pa.Schema]) -> None:
+def check_alike(
+    schemas: Mapping[str, pa.Schema], plain_type: Callable[[pa.DataType], pa.DataType | None] | None = None
+) -> None:
     """Refuse files in which a column is of two types that Spark does not merge, such as int64 and double.
 
     Args:
         schemas: of each file.
+        plain_type: what has to be the same of a column in all files, of whose types it is not None; by default what
+            Spark makes of it.
 
     Raises:
         SchemaError: names the column, both types and a file of each.
     """
-    first: dict[str, tuple[str, pa.DataType]] = {}
+    first: dict[str, tuple[str, pa.DataType, pa.DataType]] = {}
     for file, schema in schemas.items():
         for field in schema:
-            if (kind := _of_spark(field.type)) is None:
+            if (kind := (plain_type or _of_spark)(field.type)) is None:
                 continue
-            first_file, first_kind = first.setdefault(field.name, (file, kind))
+            first_file, first_type, first_kind = first.setdefault(field.name, (file, field.type, kind))
             if kind != first_kind:
                 raise SchemaError(
-                    f"the column {field.name!r} is {schemas[first_file].field(field.name).type} in {first_file} and "
-                    f"{field.type} in {file}, which Spark does not read together: write the one as the other"
+                    f"the column {field.name!r} is {first_type} in {first_file} and {field.type} in {file}, which "
+                    "Spark does not read together: write the one as the other"
                 )
 
 
@@ -83,16 +87,8 @@ def nanosecond_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, str | None
     Raises:
         SchemaError: a column is in nanoseconds in one file and something else in another.
     """
-    first: dict[str, tuple[str, pa.DataType]] = {}
-    for file, schema in schemas.items():
-        for field in schema:
-            first_file, kind = first.setdefault(field.name, (file, field.type))
-            if kind != field.type and (_nanoseconds(kind) or _nanoseconds(field.type)):
-                raise SchemaError(
-                    f"the column {field.name!r} is {kind} in {first_file} and {field.type} in {file}, which Spark does "
-                    "not read together: write the one as the other"
-                )
-    return {name: kind.tz for name, (_, kind) in first.items() if _nanoseconds(kind)}
+    check_alike(schemas, lambda kind: kind if _nanoseconds(kind) else pa.null())
+    return {field.name: field.type.tz for schema in schemas.values() for field in schema if _nanoseconds(field.type)}
 
 
 @contextmanager

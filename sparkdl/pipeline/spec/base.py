@@ -32,6 +32,14 @@ class Refused(ConfigError):
         return "; ".join(f"{name}{sentence}" for name, sentence in self.found)
 
 
+def one_of(first: str, one: object, second: str, other: object) -> Iterator[Wrong]:
+    """Yield what is wrong with two fields of which a section has one."""
+    if one is None and other is None:
+        yield "", f" has neither {first} nor {second}: write one of the two"
+    elif one is not None and other is not None:
+        yield "", f" has both {first} and {second}: write one of the two"
+
+
 class Secret(str):
     """A text that came from a variable of the environment with a telling name: only its reference is ever shown.
 
@@ -160,10 +168,16 @@ def _elements_broken(
     return next(filter(None, (bound_broken(element, value) for value in values)), None)
 
 
+def doc(description: str, **bounds: Any) -> Meta:
+    """What editors show of a field, and its bounds, as ``Meta`` takes them."""
+    return Meta(description=description, **bounds)
+
+
 Text = Annotated[str, Meta(min_length=1)]
 Column = Text
 Columns = tuple[Column, ...]
 Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["my-model"])]

@@ -10,7 +10,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from sparkdl.pipeline.spec.base import Column, Columns, Duration, Fraction, Function, Positive, Section, Text, Wrong
+from sparkdl.pipeline.spec.base import (
+    Column,
+    Columns,
+    Duration,
+    Fraction,
+    Function,
+    Natural,
+    Positive,
+    Section,
+    Text,
+    Wrong,
+    doc,
+    one_of,
+)
 from sparkdl.pipeline.spec.source import Scalar
 
 LOSSES = {
@@ -28,19 +41,18 @@ class Transform(Section, frozen=True, kw_only=True):
     short = "function"
 
     function: Annotated[
-        Function | None, Meta(description="A function (DataFrame, **arguments) -> DataFrame, as module:function.")
+        Function | None, doc("A function (DataFrame, **arguments) -> DataFrame, as module:function.")
     ] = None
-    sql: Annotated[
-        Text | None, Meta(description="One SELECT of Spark SQL, from source: SELECT *, a / b AS rate FROM source.")
-    ] = None
-    arguments: Annotated[dict[str, Any], Meta(description="Further arguments of the function, by name.")] = field(
+    sql: Annotated[Text | None, doc("One SELECT of Spark SQL, from source: SELECT *, a / b AS rate FROM source.")] = (
+        None
+    )
+    arguments: Annotated[dict[str, Any], doc("Further arguments of the function, by name.")] = field(
         default_factory=dict
     )
 
     def _misfits(self) -> Iterator[Wrong]:
-        if (self.function is None) == (self.sql is None):
-            yield "", f" has {'both' if self.function else 'neither'} function and sql: write one of the two"
-        elif self.sql is not None and self.arguments:
+        yield from one_of("function", self.function, "sql", self.sql)
+        if self.function is None and self.sql is not None and self.arguments:
             yield "arguments", f"={self.arguments!r} are for a function, and sql is given: leave them out"
 
 
@@ -53,18 +65,18 @@ class Expectation(Section, frozen=True, kw_only=True):
 
     short = "check"
 
-    check: Annotated[str, Meta(min_length=1, description="The condition, as SQL: 'amount >= 0'.")]
+    check: Annotated[Text, doc("The condition, as SQL: 'amount >= 0'.")]
     action: Annotated[
         Literal["quarantine", "warn", "fail"],
-        Meta(
-            description="quarantine puts rows that break it aside; warn keeps them and says so; fail ends the run, "
+        doc(
+            "quarantine puts rows that break it aside; warn keeps them and says so; fail ends the run, "
             "before anything of the window is committed, if they are more than above, counting also rows that are "
             "duplicates, malformed or refused for another reason."
         ),
     ] = "quarantine"
-    above: Annotated[
-        Fraction, Meta(description="The share of a window's rows up to which warn is silent and fail quarantines.")
-    ] = 0.0
+    above: Annotated[Fraction, doc("The share of a window's rows up to which warn is silent and fail quarantines.")] = (
+        0.0
+    )
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.above and self.action == "quarantine":
@@ -81,58 +93,55 @@ class Label(Section, frozen=True, kw_only=True):
 
     type: Annotated[
         Literal["regression", "quantiles", "binary", "multiclass"],
-        Meta(
-            description="regression predicts a number, quantiles several that a number stays below with given "
+        doc(
+            "regression predicts a number, quantiles several that a number stays below with given "
             "probabilities, binary one of two values, multiclass one of several."
         ),
     ]
     loss: Annotated[
         Annotated[
-            str,
-            Meta(pattern=r"^([a-z_]+|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", examples=["huber", "mypackage.losses:focal"]),
+            str, Meta(pattern=r"^([a-z_]+|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", examples=["huber", "mypackage.losses:focal"])
         ]
         | None,
-        Meta(
-            description="mse (default), mae, huber or poisson of a regression, pinball of quantiles, log_loss of "
+        doc(
+            "mse (default), mae, huber or poisson of a regression, pinball of quantiles, log_loss of "
             "classes, or module:function, a function of yours of (output, label). poisson is of amounts from 0 on, "
             "whose causes multiply: the network says their logarithm, and no prediction is more than twice the "
-            "greatest amount that it learned from.",
+            "greatest amount that it learned from."
         ),
     ] = None
     weight: Annotated[
-        Positive | None,
-        Meta(description="Its share of the loss where there are several labels; equal shares by default."),
+        Positive | None, doc("Its share of the loss where there are several labels; equal shares by default.")
     ] = None
     positive: Annotated[
-        Scalar | None,
-        Meta(description="Of a binary label: the value that is class 1; left out, true or 1, as the column is."),
+        Scalar | None, doc("Of a binary label: the value that is class 1; left out, true or 1, as the column is.")
     ] = None
     classes: Annotated[
         tuple[str | int, ...],
-        Meta(
-            description="Of a multiclass label: its values, in the order of the model's outputs; left out, those of "
+        doc(
+            "Of a multiclass label: its values, in the order of the model's outputs; left out, those of "
             "the training rows, sorted."
         ),
     ] = ()
 
     levels: Annotated[
         tuple[float, ...],
-        Meta(
-            description="Of quantiles: the probabilities, ascending, [0.1, 0.5, 0.9] if left out; the one nearest to "
+        doc(
+            "Of quantiles: the probabilities, ascending, [0.1, 0.5, 0.9] if left out; the one nearest to "
             "0.5 is the prediction."
         ),
     ] = ()
     smoothing: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None,
-        Meta(
-            description="Of several classes: the share of a training row's label that is spread over all of them, by "
+        doc(
+            "Of several classes: the share of a training row's label that is spread over all of them, by "
             "which accuracy gains and probabilities lose. Left out: 0.1 where accuracy judges, else 0."
         ),
     ] = None
     calibrate: Annotated[
         Literal["none", "temperature"] | None,
-        Meta(
-            description="Of classes: temperature divides the logits by the number that makes the probabilities of the "
+        doc(
+            "Of classes: temperature divides the logits by the number that makes the probabilities of the "
             "validation rows most likely (Guo et al. 2017). Left out: temperature where labels are smoothed, else none."
         ),
     ] = None
@@ -238,13 +247,10 @@ class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):
 
     train: _Train = "all"
     validate: Annotated[
-        Duration,
-        Meta(description="Held out after the training window: chooses the epoch, and judges models without test."),
+        Duration, doc("Held out after the training window: chooses the epoch, and judges models without test.")
     ] = "1 day"
-    test: Annotated[Duration | None, Meta(description=_TEST)] = None
-    score: Annotated[Duration, Meta(description="The newest rows, unseen in training, that the champion scores.")] = (
-        "1 day"
-    )
+    test: Annotated[Duration | None, doc(_TEST)] = None
+    score: Annotated[Duration, doc("The newest rows, unseen in training, that the champion scores.")] = "1 day"
 
 
 class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
@@ -252,25 +258,25 @@ class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
 
     copies: Annotated[
         Literal["together", "spread"],
-        Meta(
-            description="Rows without a key that differ in labels at most: together in one part, so that no model is "
+        doc(
+            "Rows without a key that differ in labels at most: together in one part, so that no model is "
             "judged on what it was trained on, or spread one by one, where a table has few rows that differ otherwise."
         ),
     ] = "together"
     group: Annotated[
         Columns,
-        Meta(
-            description="Hash these columns instead of the key: rows that share their values stay in one part, such "
+        doc(
+            "Hash these columns instead of the key: rows that share their values stay in one part, such "
             "as all rows of a customer, so that no model is judged on whom it was trained on."
         ),
     ] = ()
-    train: Annotated[float, Meta(gt=0, le=1, description="Share of the rows that trains.")] = 0.8
+    train: Annotated[float, doc("Share of the rows that trains.", gt=0, le=1)] = 0.8
     validate: Annotated[
-        float, Meta(gt=0, le=1, description="Share held out: chooses the epoch, and judges models without test.")
+        float, doc("Share held out: chooses the epoch, and judges models without test.", gt=0, le=1)
     ] = 0.1
-    test: Annotated[Fraction, Meta(description=_TEST)] = 0.0
-    score: Annotated[Fraction, Meta(description="Share, unseen in training, that the champion scores.")] = 0.1
-    seed: Annotated[int, Meta(ge=0, description="Another seed chooses other rows.")] = 0
+    test: Annotated[Fraction, doc(_TEST)] = 0.0
+    score: Annotated[Fraction, doc("Share, unseen in training, that the champion scores.")] = 0.1
+    seed: Annotated[Natural, doc("Another seed chooses other rows.")] = 0
 
     def _misfits(self) -> Iterator[Wrong]:
         total = self.train + self.validate + self.test + self.score
@@ -289,14 +295,13 @@ _Values = tuple[str | int | bool, ...]
 class ColumnSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="column"):
     """By the values of a column; rows with other values are left out."""
 
-    column: Annotated[Column, Meta(description="The column.")]
-    train: Annotated[_Values, Meta(min_length=1, description="Its values in rows that train.")]
+    column: Annotated[Column, doc("The column.")]
+    train: Annotated[_Values, doc("Its values in rows that train.", min_length=1)]
     validate: Annotated[
-        _Values,
-        Meta(min_length=1, description="Its values in rows held out: choose the epoch, and judge models without test."),
+        _Values, doc("Its values in rows held out: choose the epoch, and judge models without test.", min_length=1)
     ]
-    test: Annotated[_Values, Meta(description=_TEST)] = ()
-    score: Annotated[_Values, Meta(description="Its values in rows that the champion scores.")] = ()
+    test: Annotated[_Values, doc(_TEST)] = ()
+    score: Annotated[_Values, doc("Its values in rows that the champion scores.")] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
         parts = {"train": self.train, "validate": self.validate, "test": self.test, "score": self.score}

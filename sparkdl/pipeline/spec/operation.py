@@ -11,12 +11,24 @@ from msgspec import Meta, field
 
 from sparkdl.errors import ConfigError
 from sparkdl.metrics.names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES, check_metric_name
-from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Secret, Section, Text, Wrong, command_words
+from sparkdl.pipeline.spec.base import (
+    Columns,
+    Count,
+    Fraction,
+    Name,
+    Positive,
+    Secret,
+    Section,
+    Text,
+    Wrong,
+    command_words,
+    doc,
+)
 from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells_who
 
 _Metric = Literal[
     "mse", "rmse", "mae", "mape", "r2", "pinball", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
-    "log_loss",
+    "log_loss"
 ]  # fmt: skip
 DEFAULT_METRICS = {"regression": "rmse", "quantiles": "mae", "binary": "auc", "multiclass": "accuracy"}
 """What judges a model, by the type of the label that it is judged by."""
@@ -94,31 +106,27 @@ class Gate(Section, frozen=True, kw_only=True):
 
     rule: Annotated[
         Literal["better", "not_worse"],
-        Meta(description="better by at least margin, or not worse by more than margin, with the given confidence."),
+        doc("better by at least margin, or not worse by more than margin, with the given confidence."),
     ] = "better"
-    margin: Annotated[float, Meta(ge=0, description="Of the metric, in its own units.")] = 0.0
-    confidence: Annotated[
-        float, Meta(gt=0.5, le=0.999, description="Of the bootstrap's one-sided lower bound of the gain.")
-    ] = 0.95
+    margin: Annotated[float, doc("Of the metric, in its own units.", ge=0)] = 0.0
+    confidence: Annotated[float, doc("Of the bootstrap's one-sided lower bound of the gain.", gt=0.5, le=0.999)] = 0.95
     over: Annotated[
         Literal["window", "key"] | None,
-        Meta(
-            description="What the bootstrap draws: whole windows, or keys; by default windows where the split is by "
+        doc(
+            "What the bootstrap draws: whole windows, or keys; by default windows where the split is by "
             "time and holds out eight or more of them."
         ),
     ] = None
     min_rows: Annotated[
-        int,
-        Meta(ge=1, description="Fewer held-out rows decide nothing: the champion stays, and floors are not reached."),
+        int, doc("Fewer held-out rows decide nothing: the champion stays, and floors are not reached.", ge=1)
     ] = 100
     floors: Annotated[
-        tuple[_Floor, ...],
-        Meta(description="Values that a model must reach whatever the champion does: 'auc >= 0.7'."),
+        tuple[_Floor, ...], doc("Values that a model must reach whatever the champion does: 'auc >= 0.7'.")
     ] = ()
     baseline: Annotated[
         Literal["first", "always", "never"],
-        Meta(
-            description="Who must beat a guess without a model (the mean or median of the training labels, their "
+        doc(
+            "Who must beat a guess without a model (the mean or median of the training labels, their "
             "shares, the commonest class): the first champion, every challenger, or nobody. It is said of every model, "
             "beside the last value of the same key, and refuses nobody by fewer than min_rows held-out rows."
         ),
@@ -137,33 +145,29 @@ class Gate(Section, frozen=True, kw_only=True):
 class Publish(Section, frozen=True, kw_only=True):
     """Where the model goes, and what it must show."""
 
-    registry: Annotated[Text | None, Meta(description="The registry, as path or URI; by default below root.")] = None
-    name: Annotated[Name | None, Meta(description="The model's name there; by default the pipeline's.")] = None
+    registry: Annotated[Text | None, doc("The registry, as path or URI; by default below root.")] = None
+    name: Annotated[Name | None, doc("The model's name there; by default the pipeline's.")] = None
     alias: Annotated[
         str, Meta(pattern=r"^(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["champion"],
                   description="The alias that the gate moves, and that is scored with.")
     ] = "champion"  # fmt: skip
     metric: Annotated[
         _Metric | None,
-        Meta(
-            description="What judges a model on the held-out rows: by default rmse of a regression, mae of the middle "
+        doc(
+            "What judges a model on the held-out rows: by default rmse of a regression, mae of the middle "
             "quantile, auc of a binary label, accuracy of classes; pinball judges all quantiles."
         ),
     ] = None
-    label: Annotated[
-        Text | None, Meta(description="The label that metric and floors are of; the first if left out.")
-    ] = None
+    label: Annotated[Text | None, doc("The label that metric and floors are of; the first if left out.")] = None
     direction: Annotated[
         Literal["min", "max"] | None,
-        Meta(
-            description="Whether less or more of the metric is better; known of each metric, and checked if it is said."
-        ),
+        doc("Whether less or more of the metric is better; known of each metric, and checked if it is said."),
     ] = None
-    gate: Annotated[Gate, Meta(description="When the challenger replaces the champion.")] = field(default_factory=Gate)
+    gate: Annotated[Gate, doc("When the challenger replaces the champion.")] = field(default_factory=Gate)
     mlflow: Annotated[
         Text | None,
-        Meta(
-            description="An MLflow server or store, such as http://host:5000 or sqlite:////data/mlflow.db, that every "
+        doc(
+            "An MLflow server or store, such as http://host:5000 or sqlite:////data/mlflow.db, that every "
             "version is mirrored to, with the alias. Its experiment, and another registry, are for "
             "MLFLOW_EXPERIMENT_NAME and MLFLOW_REGISTRY_URI to say."
         ),
@@ -189,20 +193,13 @@ class Score(Section, frozen=True, kw_only=True):
 
     window: Annotated[
         Literal["score", "validate", "all"],
-        Meta(description="The rows: those of the split's score part, of its validate part, or all of the source."),
+        doc("The rows: those of the split's score part, of its validate part, or all of the source."),
     ] = "score"
-    keep: Annotated[Columns, Meta(description="Columns of the source that predictions carry, besides the key.")] = ()
-    target: Annotated[
-        TableOrPath | None, Meta(description="The Delta table of predictions; by default below root.")
-    ] = None
+    keep: Annotated[Columns, doc("Columns of the source that predictions carry, besides the key.")] = ()
+    target: Annotated[TableOrPath | None, doc("The Delta table of predictions; by default below root.")] = None
 
     def _misfits(self) -> Iterator[Wrong]:
-        if self.target and half_a_name(self.target):
-            yield (
-                "target",
-                f"={self.target!r} may be a table without its catalog, or a folder: write "
-                f"'spark_catalog.{self.target}' or './{self.target}'",
-            )
+        yield from half_a_name("target", self.target or "")
 
 
 _Distance = Annotated[float, Meta(gt=0, le=1)]
@@ -214,21 +211,19 @@ class Drift(Section, frozen=True, kw_only=True):
 
     action: Annotated[
         Literal["warn", "retrain", "fail"],
-        Meta(
-            description="warn says so; retrain trains although nothing else is due, with all windows up to the newest "
+        doc(
+            "warn says so; retrain trains although nothing else is due, with all windows up to the newest "
             "instead of holding those to score back; fail ends the run before it trains or scores."
         ),
     ] = "warn"
-    after: Annotated[int, Meta(ge=1, description="Windows with an alarm, of the last `of`, before the action.")] = 1
-    of: Annotated[int, Meta(ge=1, description="Windows that are looked back upon.")] = 1
-    psi: Annotated[Positive | None, Meta(description=f"Population stability index: {_Threshold}")] = 0.25
-    js: Annotated[_Distance | None, Meta(description=f"Jensen-Shannon distance: {_Threshold}")] = None
-    ks: Annotated[_Distance | None, Meta(description=f"Kolmogorov-Smirnov distance of numbers: {_Threshold}")] = None
-    missing: Annotated[Fraction | None, Meta(description=f"Change of the share of missing values: {_Threshold}")] = 0.05
-    unseen: Annotated[Fraction | None, Meta(description=f"Share of values that training never saw: {_Threshold}")] = (
-        0.05
-    )
-    ignore: Annotated[Columns, Meta(description="Features that may drift.")] = ()
+    after: Annotated[Count, doc("Windows with an alarm, of the last `of`, before the action.")] = 1
+    of: Annotated[Count, doc("Windows that are looked back upon.")] = 1
+    psi: Annotated[Positive | None, doc(f"Population stability index: {_Threshold}")] = 0.25
+    js: Annotated[_Distance | None, doc(f"Jensen-Shannon distance: {_Threshold}")] = None
+    ks: Annotated[_Distance | None, doc(f"Kolmogorov-Smirnov distance of numbers: {_Threshold}")] = None
+    missing: Annotated[Fraction | None, doc(f"Change of the share of missing values: {_Threshold}")] = 0.05
+    unseen: Annotated[Fraction | None, doc(f"Share of values that training never saw: {_Threshold}")] = 0.05
+    ignore: Annotated[Columns, doc("Features that may drift.")] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.after > self.of:
@@ -239,22 +234,21 @@ class Keep(Section, frozen=True, kw_only=True):
     """How much of earlier runs stays. What was published stays in the registry, predictions in their table."""
 
     trainings: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="The newest trainings whose shards and unpublished models stay; what is older is deleted after "
-            "a training. null keeps all.",
+        Count | None,
+        doc(
+            "The newest trainings whose shards and unpublished models stay; what is older is deleted after "
+            "a training. null keeps all."
         ),
     ] = 3
     days: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Days for which earlier versions of the pipeline's own tables can be read; null: for ever."),
+        Count | None, doc("Days for which earlier versions of the pipeline's own tables can be read; null: for ever.")
     ] = 30
 
 
 class Report(Section, frozen=True, kw_only=True):
     """What the report shows besides what every report shows."""
 
-    slices: Annotated[Columns, Meta(description="Columns whose values the error is broken down by.")] = ()
+    slices: Annotated[Columns, doc("Columns whose values the error is broken down by.")] = ()
 
 
 _Outcome = Literal["promoted", "scored", "stopped", "not_promoted", "nothing_new", "refused", "lost", "failed"]
@@ -265,24 +259,23 @@ class Notify(Section, frozen=True, kw_only=True):
 
     command: Annotated[
         Text | None,
-        Meta(
-            description="A command and its words; no shell is involved. It has a minute, and the variables "
+        doc(
+            "A command and its words; no shell is involved. It has a minute, and the variables "
             "SPARKDL_OUTCOME, _EXIT_CODE, _MESSAGE, _PIPELINE, _RUN_ID, _RECORD, _REPORT."
         ),
     ] = None
     webhook: Annotated[
         Text | None,
-        Meta(
-            description="An http or https address that takes a POST; a redirect is not followed. Nothing of it but the "
+        doc(
+            "An http or https address that takes a POST; a redirect is not followed. Nothing of it but the "
             "host is shown anywhere."
         ),
     ] = None
     when: Annotated[
         tuple[_Outcome, ...],
-        Meta(
+        doc(
+            "After which outcomes. The gate refuses with not_promoted; refused is a file or data that will not do.",
             min_length=1,
-            description="After which outcomes. The gate refuses with not_promoted; refused is a file or data that will "
-            "not do.",
         ),
     ] = ("promoted", "not_promoted", "refused", "failed")
 
@@ -293,38 +286,35 @@ class Notify(Section, frozen=True, kw_only=True):
             command_words(self.command or "")
         except ValueError:
             yield "command", f"={self.command!r} has a quotation mark that is not closed: close it"
-        if self.webhook is not None:
-            yield from _address_misfits(self.webhook)
+        if self.webhook is not None and not _is_web_address(self.webhook):
+            yield (
+                "webhook",
+                " is no http or https address, or has a user before its host: write it like 'https://host/path'",
+            )
 
 
-def _address_misfits(address: str) -> Iterator[Wrong]:
+def _is_web_address(text: str) -> bool:
     try:
-        parsed = urlsplit(address)
-        valid = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
+        parsed = urlsplit(text)
+        named = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0 and "@" not in parsed.netloc
     except ValueError:  # brackets that are no IPv6 address, a port that is none
-        parsed, valid = urlsplit(""), False
-    if not valid or "@" in parsed.netloc or not address.isprintable() or " " in address:
-        yield (
-            "webhook",
-            " is no http or https address, or has a user before its host: write it like 'https://host/path'",
-        )
+        return False
+    return bool(named) and text.isprintable() and " " not in text
 
 
 class SparkSession(Section, frozen=True, kw_only=True):
     """The session that `run` opens; a session that is there already is taken as it is."""
 
-    master: Annotated[
-        Text | None, Meta(description="local[4], yarn, k8s://..., by default what spark-submit says.")
-    ] = None
-    conf: Annotated[
-        dict[str, Scalar], Meta(description="Spark's own settings, by their names; secrets as ${NAME}.")
-    ] = field(default_factory=dict)
+    master: Annotated[Text | None, doc("local[4], yarn, k8s://..., by default what spark-submit says.")] = None
+    conf: Annotated[dict[str, Scalar], doc("Spark's own settings, by their names; secrets as ${NAME}.")] = field(
+        default_factory=dict
+    )
 
 
 class Places(Section, frozen=True, kw_only=True):
     """Where a part of what is kept lies, if not below root."""
 
-    tables: Annotated[Text | None, Meta(description="Clean rows, quarantine, runs, predictions.")] = None
-    shards: Annotated[Text | None, Meta(description="Training shards; every worker reads them.")] = None
-    registry: Annotated[Text | None, Meta(description="Published models.")] = None
-    runs: Annotated[Text | None, Meta(description="Records, reports, checkpoints, leases.")] = None
+    tables: Annotated[Text | None, doc("Clean rows, quarantine, runs, predictions.")] = None
+    shards: Annotated[Text | None, doc("Training shards; every worker reads them.")] = None
+    registry: Annotated[Text | None, doc("Published models.")] = None
+    runs: Annotated[Text | None, doc("Records, reports, checkpoints, leases.")] = None

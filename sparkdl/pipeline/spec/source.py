@@ -7,48 +7,38 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, field
+from msgspec import field
 
-from sparkdl.pipeline.spec.base import Column, Columns, Function, Section, Text, Wrong, hours_of
+from sparkdl.pipeline.spec.base import Column, Columns, Function, Natural, Section, Text, Wrong, doc, hours_of, one_of
 
 Scalar = str | int | float | bool
 TableOrPath = Annotated[
     str,
-    Meta(
+    doc(
+        "A path or URI (a relative one is relative to this file), or catalog.schema.table.",
         min_length=1,
-        description="A path or URI (a relative one is relative to this file), or catalog.schema.table.",
         examples=["s3://lake/customers", "main.sales.customers"],
     ),
 ]
-_Path = Annotated[
-    str,
-    Meta(min_length=1, description="A file, a folder or a pattern, as path or URI; relative ones to this file."),
-]
+_Path = Annotated[Text, doc("A file, a folder or a pattern, as path or URI; relative ones to this file.")]
 _Options = Annotated[
-    dict[str, Scalar],
-    Meta(description="Options of Spark's reader, by its names; secrets as ${NAME} of the environment."),
+    dict[str, Scalar], doc("Options of Spark's reader, by its names; secrets as ${NAME} of the environment.")
 ]
 _Schema = Annotated[
-    Text | None,
-    Meta(
-        description="The columns as SQL, 'id BIGINT, day DATE, ...'; without, Spark reads all to guess.",
-    ),
+    Text | None, doc("The columns as SQL, 'id BIGINT, day DATE, ...'; without, Spark reads all to guess.")
 ]
 
 
-def half_a_name(text: str) -> bool:
-    """Whether a text is neither plainly a path nor the whole name of a table: ``sales.customers``."""
-    return re.fullmatch(r"[^\W\d]\w*\.[^\W\d]\w*", text) is not None
+def half_a_name(name: str, text: str) -> Iterator[Wrong]:
+    """Yield that a text is neither plainly a path nor the whole name of a table: ``sales.customers``."""
+    if re.fullmatch(r"[^\W\d]\w*\.[^\W\d]\w*", text):
+        yield (
+            name,
+            f"={text!r} may be a table without its catalog, or a folder: write 'spark_catalog.{text}' or './{text}'",
+        )
 
 
 _OWN_KINDS = ("delta", "parquet", "csv", "json", "jdbc")
-
-
-def _one_of(first: str, one: object, second: str, other: object) -> Iterator[Wrong]:
-    if one is None and other is None:
-        yield "", f" has neither {first} nor {second}: write one of the two"
-    elif one is not None and other is not None:
-        yield "", f" has both {first} and {second}: write one of the two"
 
 
 def tells_who(address: str) -> bool:
@@ -70,27 +60,25 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
 
     key: Annotated[
         Columns,
-        Meta(
-            description="The columns that tell rows apart: of rows with the same key one stays, the others are counted "
+        doc(
+            "The columns that tell rows apart: of rows with the same key one stays, the others are counted "
             "and dropped. Left out, no row is a duplicate, also not of an equal one."
         ),
     ] = ()
-    time: Annotated[
-        Column | None,
-        Meta(description="The date or timestamp of a row: it decides the window a row belongs to."),
-    ] = None
+    time: Annotated[Column | None, doc("The date or timestamp of a row: it decides the window a row belongs to.")] = (
+        None
+    )
     partition: Annotated[
-        Column | None,
-        Meta(description="Instead of time: the partition column that holds the day or hour, e.g. 2026-03-01."),
+        Column | None, doc("Instead of time: the partition column that holds the day or hour, e.g. 2026-03-01.")
     ] = None
     every: Annotated[
         Literal["hour", "day"],
-        Meta(description="How long one window is: rows are taken in, checked, counted and scored window by window."),
+        doc("How long one window is: rows are taken in, checked, counted and scored window by window."),
     ] = "day"
     deleted_windows: Annotated[
         Literal["keep", "remove"],
-        Meta(
-            description="What becomes of the rows of windows that the source no longer holds: keep leaves them in the "
+        doc(
+            "What becomes of the rows of windows that the source no longer holds: keep leaves them in the "
             "clean rows, and every run says so; remove takes them out. --backfill over such a window removes it, too."
         ),
     ] = "keep"
@@ -128,25 +116,19 @@ class DeltaSource(_AnySource, frozen=True, kw_only=True, tag="delta"):
 
     table: TableOrPath
     version: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Read this version always; left out, the newest one, pinned once a run."),
+        Natural | None, doc("Read this version always; left out, the newest one, pinned once a run.")
     ] = None
     allow_folders: Annotated[
         tuple[Text, ...],
-        Meta(
-            description="Folders besides the table's own that its log may name files in: those of the original where "
+        doc(
+            "Folders besides the table's own that its log may name files in: those of the original where "
             "the table is a shallow clone. Files anywhere else are refused."
         ),
     ] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
         yield from super()._misfits()
-        if half_a_name(self.table):
-            yield (
-                "table",
-                f"={self.table!r} may be a table without its catalog, or a folder: write "
-                f"'spark_catalog.{self.table}' or './{self.table}'",
-            )
+        yield from half_a_name("table", self.table)
 
 
 class ParquetSource(_AnySource, frozen=True, kw_only=True, tag="parquet"):
@@ -175,22 +157,19 @@ class JsonSource(_AnySource, frozen=True, kw_only=True, tag="json"):
 class SqlSource(_AnySource, frozen=True, kw_only=True, tag="sql"):
     """A query over the tables of Spark's catalog."""
 
-    query: Annotated[str, Meta(min_length=1, description="One SELECT of Spark SQL.")]
+    query: Annotated[Text, doc("One SELECT of Spark SQL.")]
 
 
 class JdbcSource(_AnySource, frozen=True, kw_only=True, tag="jdbc"):
     """A table or a query of a database, through its JDBC driver; tasks share the rows by the key."""
 
-    url: Annotated[
-        str,
-        Meta(min_length=1, description="jdbc:postgresql://host:5432/database; user and password stand in options."),
-    ]
-    table: Annotated[Text | None, Meta(description="A table or view, as the database spells it: sales.orders.")] = None
-    query: Annotated[Text | None, Meta(description="Instead of table: one SELECT in the database's own SQL.")] = None
+    url: Annotated[Text, doc("jdbc:postgresql://host:5432/database; user and password stand in options.")]
+    table: Annotated[Text | None, doc("A table or view, as the database spells it: sales.orders.")] = None
+    query: Annotated[Text | None, doc("Instead of table: one SELECT in the database's own SQL.")] = None
     options: Annotated[
         dict[str, Scalar],
-        Meta(
-            description="Of Spark's reader, by its names: user, password (as ${NAME} of the environment), driver, "
+        doc(
+            "Of Spark's reader, by its names: user, password (as ${NAME} of the environment), driver, "
             "numPartitions, fetchsize, ..."
         ),
     ] = field(default_factory=dict)
@@ -201,7 +180,7 @@ class JdbcSource(_AnySource, frozen=True, kw_only=True, tag="jdbc"):
             yield "url", " is no JDBC address: write it like 'jdbc:postgresql://host:5432/database'"
         elif tells_who(self.url):
             yield "url", " holds a user or a password: take them out, and give user and password: ${NAME} in options"
-        yield from _one_of("table", self.table, "query", self.query)
+        yield from one_of("table", self.table, "query", self.query)
         for name in self.options:
             if name.lower() in ("url", "dbtable", "query"):
                 yield f"options.{name}", " is said by url, table and query: leave it out"
@@ -211,20 +190,18 @@ class SparkSource(_AnySource, frozen=True, kw_only=True, tag="spark"):
     """Whatever else Spark reads: a format by its name, or a table of its catalog (Hive, Iceberg, a view)."""
 
     format: Annotated[
-        Text | None, Meta(description="As spark.read.format takes it: orc, avro, xml, or the name of a package's own.")
+        Text | None, doc("As spark.read.format takes it: orc, avro, xml, or the name of a package's own.")
     ] = None
-    table: Annotated[
-        Text | None, Meta(description="Instead of format: a table or view that the session's catalog knows.")
-    ] = None
+    table: Annotated[Text | None, doc("Instead of format: a table or view that the session's catalog knows.")] = None
     path: Annotated[
-        Text | None, Meta(description="What a format reads that reads files, as path or URI; relative to this file.")
+        Text | None, doc("What a format reads that reads files, as path or URI; relative to this file.")
     ] = None
     schema: _Schema = None
     options: _Options = field(default_factory=dict)
 
     def _misfits(self) -> Iterator[Wrong]:
         yield from super()._misfits()
-        yield from _one_of("format", self.format, "table", self.table)
+        yield from one_of("format", self.format, "table", self.table)
         if self.format in _OWN_KINDS:
             yield "format", f"={self.format!r} has a kind of its own: write kind: {self.format}"
         for name in ("path", "schema"):
@@ -240,10 +217,8 @@ class FunctionSource(_AnySource, frozen=True, kw_only=True, tag="function"):
     beyond is left out anyway.
     """
 
-    function: Annotated[Function, Meta(description="The function, as module:function.")]
-    arguments: Annotated[dict[str, Any], Meta(description="Its further arguments, by name.")] = field(
-        default_factory=dict
-    )
+    function: Annotated[Function, doc("The function, as module:function.")]
+    arguments: Annotated[dict[str, Any], doc("Its further arguments, by name.")] = field(default_factory=dict)
 
 
 SourceSection = (

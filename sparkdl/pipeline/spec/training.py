@@ -11,7 +11,7 @@ from msgspec import Meta, field
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.spec import SPECS
-from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
+from sparkdl.pipeline.spec.base import Count, Function, Natural, Positive, Section, Wrong, doc
 from sparkdl.pipeline.spec.source import Scalar
 
 _PARAMETERS = {spec.name: spec for spec in SPECS}
@@ -37,23 +37,21 @@ class Model(Section, frozen=True, kw_only=True):
     short = "factory"
 
     factory: Annotated[
-        Function | None,
-        Meta(description="A function (features, **arguments) -> torch.nn.Module, as module:function."),
+        Function | None, doc("A function (features, **arguments) -> torch.nn.Module, as module:function.")
     ] = None
     arguments: Annotated[
-        dict[str, Any], Meta(description="Its arguments, by name; without a factory, those of the default model.")
+        dict[str, Any], doc("Its arguments, by name; without a factory, those of the default model.")
     ] = field(default_factory=dict)
 
 
 def _of(name: str) -> Meta:
     spec = _PARAMETERS[name]
-    return Meta(description=f"{spec.effect} ({spec.unit})")
+    return doc(f"{spec.effect} ({spec.unit})")
 
 
 def _by_rule(name: str, effect: str = "") -> Meta:
-    spec = _PARAMETERS.get(name)
-    description = effect or (f"{spec.effect} ({spec.unit})" if spec is not None else "")
-    return Meta(description=f"{description} Left out: {RULES[name]}.")
+    description = effect or f"{_PARAMETERS[name].effect} ({_PARAMETERS[name].unit})"
+    return doc(f"{description} Left out: {RULES[name]}.")
 
 
 def _default(name: str) -> Any:
@@ -77,15 +75,13 @@ class Train(Section, frozen=True, kw_only=True):
         ),
     ] = "adamw"
     learning_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        _by_rule("learning_rate", "Of the optimizer, after the warm-up; not for a function of yours."),
+        Positive | None, _by_rule("learning_rate", "Of the optimizer, after the warm-up; not for a function of yours.")
     ] = None
     weight_decay: Annotated[
-        Annotated[float, Meta(ge=0)] | None, Meta(description="Of the optimizer; its own default if left out.")
+        Annotated[float, Meta(ge=0)] | None, doc("Of the optimizer; its own default if left out.")
     ] = None
     warmup_steps: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        _by_rule("warmup_steps", "Steps over which the learning rate rises from 0 to its height."),
+        Natural | None, _by_rule("warmup_steps", "Steps over which the learning rate rises from 0 to its height.")
     ] = None
     decay: Annotated[
         Literal["none", "cosine", "linear"] | None,
@@ -93,7 +89,7 @@ class Train(Section, frozen=True, kw_only=True):
     ] = None
     start: Annotated[
         Literal["scratch", "champion"],
-        Meta(description="Train from scratch, or go on from the champion's weights on the new window."),
+        doc("Train from scratch, or go on from the champion's weights on the new window."),
     ] = "scratch"
     val_batch_size: Annotated[int | None, _of("val_batch_size")] = _default("val_batch_size")
     train_steps_per_epoch: Annotated[int | None, _of("train_steps_per_epoch")] = _default("train_steps_per_epoch")
@@ -108,7 +104,7 @@ class Train(Section, frozen=True, kw_only=True):
     scale_lr: Annotated[bool, _of("scale_lr")] = _default("scale_lr")
     sync_batch_norm: Annotated[bool | None, _of("sync_batch_norm")] = _default("sync_batch_norm")
     early_stopping_patience: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Natural | None,
         _by_rule(
             "early_stopping_patience",
             "Stop after this many epochs without improvement, with the best epoch's weights; 0 trains to the end and "
@@ -138,8 +134,8 @@ class Train(Section, frozen=True, kw_only=True):
     verbose: Annotated[int, _of("verbose")] = _default("verbose")
     baseline: Annotated[
         Literal["auto", "off"],
-        Meta(
-            description="auto trains LightGBM, where it is installed (sparkdl[boosting]), on the same rows and columns "
+        doc(
+            "auto trains LightGBM, where it is installed (sparkdl[boosting]), on the same rows and columns "
             "and shows its error beside the model's; it decides nothing. off leaves it out."
         ),
     ] = "auto"
@@ -194,9 +190,9 @@ NOT_DECIDING = (
 class Range(Section, frozen=True, kw_only=True):
     """Numbers between two limits, drawn at random."""
 
-    low: Annotated[float, Meta(description="The least.")]
-    high: Annotated[float, Meta(description="The greatest.")]
-    log: Annotated[bool, Meta(description="Draw evenly on a logarithmic scale.")] = False
+    low: Annotated[float, doc("The least.")]
+    high: Annotated[float, doc("The greatest.")]
+    log: Annotated[bool, doc("Draw evenly on a logarithmic scale.")] = False
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.low >= self.high:
@@ -222,26 +218,22 @@ class Search(Section, frozen=True, kw_only=True):
     ]
     method: Annotated[
         Literal["grid", "random", "halving", "tpe"],
-        Meta(
-            description="grid tries all combinations, random draws trials of them, halving stops the worse of those "
+        doc(
+            "grid tries all combinations, random draws trials of them, halving stops the worse of those "
             "early (ASHA), tpe draws each by what those before came to (Optuna)."
         ),
     ] = "grid"
-    trials: Annotated[Count | None, Meta(description="How many settings are drawn where grid does not list them.")] = (
-        None
-    )
-    min_epochs: Annotated[Count, Meta(description="With halving, epochs before a trial is looked at first.")] = 1
-    reduction: Annotated[
-        int, Meta(ge=2, description="With halving, one of how many goes on, to so many times as many epochs.")
-    ] = 3
+    trials: Annotated[Count | None, doc("How many settings are drawn where grid does not list them.")] = None
+    min_epochs: Annotated[Count, doc("With halving, epochs before a trial is looked at first.")] = 1
+    reduction: Annotated[int, doc("With halving, one of how many goes on, to so many times as many epochs.", ge=2)] = 3
     slots: Annotated[
         Count | None,
-        Meta(
-            description="Slots of the cluster that trials side by side may fill; all of them by default. Each trial "
+        doc(
+            "Slots of the cluster that trials side by side may fill; all of them by default. Each trial "
             "takes train.num_proc of them, one if that is left out."
         ),
     ] = None
-    seed: Annotated[int, Meta(ge=0, description="Of what is drawn.")] = 0
+    seed: Annotated[Natural, doc("Of what is drawn.")] = 0
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.method != "grid" and self.trials is None:

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import field
 
 from sparkdl.features.spec import Feature
-from sparkdl.pipeline.spec.base import Column, Name, Section, Text
+from sparkdl.pipeline.spec.base import Column, Name, Section, Text, doc
 from sparkdl.pipeline.spec.data import Expectation, Label, Split, Transform
 from sparkdl.pipeline.spec.operation import (
     DEFAULT_METRICS,
@@ -25,60 +25,47 @@ from sparkdl.pipeline.spec.training import Model, Search, Train
 class PipelineSpec(Section, frozen=True, kw_only=True):
     """A pipeline: which rows become which model, when it is good enough, and what it predicts."""
 
-    name: Annotated[Name | None, Meta(description="The pipeline's name; by default that of its file.")] = None
-    root: Annotated[
-        str, Meta(min_length=1, description="Folder or URI below which everything is kept; every worker reaches it.")
-    ] = "sparkdl-data"
-    places: Annotated[Places, Meta(description="Where parts of it lie instead.")] = field(default_factory=Places)
+    name: Annotated[Name | None, doc("The pipeline's name; by default that of its file.")] = None
+    root: Annotated[Text, doc("Folder or URI below which everything is kept; every worker reaches it.")] = (
+        "sparkdl-data"
+    )
+    places: Annotated[Places, doc("Where parts of it lie instead.")] = field(default_factory=Places)
     show_variables: Annotated[
         tuple[Text, ...],
-        Meta(
-            description="Variables of the environment whose values may be seen: what others hold is shown as ${NAME}, "
+        doc(
+            "Variables of the environment whose values may be seen: what others hold is shown as ${NAME}, "
             "in record, report and messages."
         ),
     ] = ()
-    code: Annotated[
-        str, Meta(min_length=1, description="Folder of the modules that this file names, relative to it.")
-    ] = "."
-    source: Annotated[SourceSection, Meta(description="The rows.")]
-    transform: Annotated[Transform | None, Meta(description="What is made of them first.")] = None
-    expect: Annotated[
-        dict[str, Expectation], Meta(description="Conditions on the rows, by name: 'no free rides: amount > 0'.")
-    ] = field(default_factory=dict)
+    code: Annotated[Text, doc("Folder of the modules that this file names, relative to it.")] = "."
+    source: Annotated[SourceSection, doc("The rows.")]
+    transform: Annotated[Transform | None, doc("What is made of them first.")] = None
+    expect: Annotated[dict[str, Expectation], doc("Conditions on the rows, by name: 'no free rides: amount > 0'.")] = (
+        field(default_factory=dict)
+    )
     features: Annotated[
         dict[Column, Feature],
-        Meta(
-            min_length=1,
-            description="What the model sees, by column: its type, or its type and options. I1..I13 names thirteen "
+        doc(
+            "What the model sees, by column: its type, or its type and options. I1..I13 names thirteen "
             "columns, 'a, b' two.",
+            min_length=1,
         ),
     ]
-    label: Annotated[dict[Column, Label], Meta(min_length=1, description="What it predicts, by column.")]
-    weight: Annotated[Column | None, Meta(description="The column with the weight of a row in loss and metrics.")] = (
-        None
-    )
+    label: Annotated[dict[Column, Label], doc("What it predicts, by column.", min_length=1)]
+    weight: Annotated[Column | None, doc("The column with the weight of a row in loss and metrics.")] = None
     split: Annotated[
-        Split | None,
-        Meta(description="Which rows train, validate and are scored; by default by time, without one by a hash."),
+        Split | None, doc("Which rows train, validate and are scored; by default by time, without one by a hash.")
     ] = None
-    model: Annotated[Model, Meta(description="The network; by default one that suits the features.")] = field(
-        default_factory=Model
-    )
-    train: Annotated[Train, Meta(description="How it is trained.")] = field(default_factory=Train)
-    search: Annotated[Search | None, Meta(description="Several settings instead of one.")] = None
-    publish: Annotated[Publish, Meta(description="Where the model goes, and what it must show.")] = field(
-        default_factory=Publish
-    )
-    score: Annotated[Score, Meta(description="What the champion predicts, and where that goes.")] = field(
-        default_factory=Score
-    )
-    drift: Annotated[Drift, Meta(description="How far new rows may be from those it was trained on.")] = field(
-        default_factory=Drift
-    )
-    report: Annotated[Report, Meta(description="What the report shows.")] = field(default_factory=Report)
-    keep: Annotated[Keep, Meta(description="How much of earlier runs stays.")] = field(default_factory=Keep)
-    notify: Annotated[Notify | None, Meta(description="Who hears of the end of a run.")] = None
-    spark: Annotated[SparkSession, Meta(description="The Spark session.")] = field(default_factory=SparkSession)
+    model: Annotated[Model, doc("The network; by default one that suits the features.")] = field(default_factory=Model)
+    train: Annotated[Train, doc("How it is trained.")] = field(default_factory=Train)
+    search: Annotated[Search | None, doc("Several settings instead of one.")] = None
+    publish: Annotated[Publish, doc("Where the model goes, and what it must show.")] = field(default_factory=Publish)
+    score: Annotated[Score, doc("What the champion predicts, and where that goes.")] = field(default_factory=Score)
+    drift: Annotated[Drift, doc("How far new rows may be from those it was trained on.")] = field(default_factory=Drift)
+    report: Annotated[Report, doc("What the report shows.")] = field(default_factory=Report)
+    keep: Annotated[Keep, doc("How much of earlier runs stays.")] = field(default_factory=Keep)
+    notify: Annotated[Notify | None, doc("Who hears of the end of a run.")] = None
+    spark: Annotated[SparkSession, doc("The Spark session.")] = field(default_factory=SparkSession)
 
     @property
     def judged_label(self) -> str:
