@@ -95,7 +95,7 @@ def test_rows_of_a_step_are_those_of_its_windows_kept_before_or_at_most_those_of
 
 def test_what_nothing_tells_is_not_made_up():
     parts = Parts(train=DAYS[:2], validate=DAYS[2:3], score=DAYS[3:])
-    sizes = {name: Size(bytes=10, files=("/nowhere.parquet",)) for name in DAYS}
+    sizes = {name: Size(bytes=10, files={"/nowhere.parquet": (10, None)}) for name in DAYS}
     found = amounts_of(spec(), sizes, DAYS, {}, parts)
     assert found["ingest"] == Amount(bytes=40)
     assert found["train"].rows is None

@@ -16,8 +16,7 @@ from sparkdl.compat.column_names import Task
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.arrow_conditions import Judge, arrow_condition
 from sparkdl.pipeline.rows.expect import OWN
-from sparkdl.pipeline.sources.base import Source, SourceSnapshot
-from sparkdl.pipeline.sources.parquet import ParquetFooters
+from sparkdl.pipeline.sources.base import ParquetFooters, Source, SourceSnapshot
 from sparkdl.pipeline.sources.read import with_windows
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.windows import WINDOW

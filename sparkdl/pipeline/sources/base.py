@@ -14,13 +14,12 @@ from sparkdl.documents.typed import encode
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec import SourceSection
-from sparkdl.pipeline.windows import WHOLE, Span
-from sparkdl.storage import sha256_hex
+from sparkdl.pipeline.windows import WHOLE, WINDOW, Span
+from sparkdl.storage import Storage, sha256_hex
+from sparkdl.tables.record import TableFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from sparkdl.pipeline.sources.parquet import ParquetFooters
 
 FileStamp = tuple[int, float | None]
 """Of a file: its bytes, and when it was last written."""
@@ -96,6 +95,33 @@ class Columns:
     why_not: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParquetFooters:
+    """Files that Arrow reads as Spark does.
+
+    Attributes:
+        schema: of the columns that Spark would read; the partition column is the last.
+        root: the folder that the files lie below.
+        files: of each its path below the root, and the window beside the partition's value.
+        row_bytes: of the widest file's rows, before compression, on average.
+    """
+
+    schema: pa.Schema
+    root: Storage
+    files: tuple[TableFile, ...]
+    row_bytes: int
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows by window; a window without rows is not there."""
+        counts: dict[str, int] = {}
+        for file in self.files:
+            if file.rows:
+                window = str(file.partition[WINDOW])
+                counts[window] = counts.get(window, 0) + file.rows
+        return counts
+
+
 class Source(Protocol):
     """A source of rows. What stands here is the answer of a kind that Spark alone can read; others override it.
 
@@ -142,7 +168,7 @@ class Source(Protocol):
             DataError: a file is not what the source says it is.
             SchemaError: a column is of a type that Spark does not read.
         """
-        return Columns(types={}, complete=False, why_not="Spark alone knows its columns")
+        return Columns(types={}, why_not="Spark alone knows its columns")
 
     def count(self, size: Size) -> int | None:
         """Rows of a window as far as they can be counted in a moment; None where they cannot."""

@@ -61,42 +61,39 @@ class Files(Source):
 
     def snapshot(self) -> SourceSnapshot:
         """The files that there are now."""
-        by, files = self.section.partition, list(_listed(self.section.path))
+        path, by = self.section.path, self.section.partition
+        files, root = list(_listed(path)), partition_root(path)
         if not files:
-            raise DataError(f"source.path={self.section.path} holds no files: check the path, or wait for data")
-        lost = next((file.uri for file, _, values in files if by is not None and by not in values), None)
-        if lost is not None:
+            raise DataError(f"source.path={path} holds no files: check the path, or wait for data")
+        folders = [partition_values(file.spark_uri, root) for file, _ in files]
+        lost = [file.uri for (file, _), values in zip(files, folders, strict=True) if by not in (None, *values)]
+        if lost:
             raise SchemaError(
-                f"source.partition names {by!r}, and {lost} lies in no folder {by}=...: "
+                f"source.partition names {by!r}, and {lost[0]} lies in no folder {by}=...: "
                 "name the partition column, or say source.time"
             )
-        stamps = [[file.uri, *stamp] for file, stamp, _ in files]
-        folders = ["" if by is None else values[by] for *_, values in files]
-        parts = [Size(bytes=stamp[0], files={file.spark_uri: stamp}) for file, stamp, _ in files]
-        windows, sizes = by_window(self.section, zip(folders, stamps, parts, strict=True))
-        files_seen = {file.spark_uri: stamp for file, stamp, _ in files}
+        stamps = [[file.uri, *stamp] for file, stamp in files]
+        files_seen = {file.spark_uri: stamp for file, stamp in files}
+        parts = [Size(bytes=stamp[0], files={file: stamp}) for file, stamp in files_seen.items()]
+        windows, sizes = by_window(
+            self.section, zip((values.get(by or "", "") for values in folders), stamps, parts, strict=True)
+        )
         return SourceSnapshot(state=content_hash(stamps), windows=windows, files=files_seen, sizes=sizes)
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """Those in the files, and those that are partitions."""
-        files = list(snapshot.files)
-        columns = self._columns(files, snapshot)
-        if columns.why_not:
-            return columns
-        partitions = partition_types(files, partition_root(self.section.path))
-        return replace(columns, types={**columns.types, **partitions})
+        columns = self._columns(snapshot)
+        partitions = partition_types(list(snapshot.files), partition_root(self.section.path))
+        return columns if columns.why_not else replace(columns, types={**columns.types, **partitions})
 
-    def _columns(self, files: Sequence[str], snapshot: SourceSnapshot) -> Columns:
+    def _columns(self, snapshot: SourceSnapshot) -> Columns:
         raise NotImplementedError
 
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """The rows of the files that there were."""
-        path, files = self.section.path, list(snapshot.files)
-        root = path.split("*")[0].split("?")[0].split("[")[0]
-        folder = root if root == path else root.rpartition("/")[0]
-        alone = files == [Storage.of(path).spark_uri]  # a file is no base of partitions
-        reader = spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri)
-        return self._read(spark, reader, snapshot)
+        root = partition_root(self.section.path)
+        alone = list(snapshot.files) == [root]  # a file is no base of partitions
+        return self._read(spark, spark.read if alone else spark.read.option("basePath", root), snapshot)
 
     def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
         raise NotImplementedError
@@ -123,12 +120,9 @@ class _TextFiles(Files):
     def _inferred(self, reader: DataFrameReader, files: Sequence[str]) -> tuple[DataFrameReader, StructType]:
         return reader, reader.load(list(files)).schema
 
-    def _columns(self, files: Sequence[str], snapshot: SourceSnapshot) -> Columns:
-        return (
-            self._looked_at(files)
-            if self.section.schema is None
-            else Columns(types=columns_of_ddl(self.section.schema))
-        )
+    def _columns(self, snapshot: SourceSnapshot) -> Columns:
+        declared = self.section.schema
+        return self._looked_at(list(snapshot.files)) if declared is None else Columns(types=columns_of_ddl(declared))
 
     def _looked_at(self, files: Sequence[str]) -> Columns:
         """What the first lines of the first file tell."""
@@ -168,15 +162,13 @@ class CsvFiles(_TextFiles):
         options = {name.lower(): value for name, value in self.section.options.items()}
         sep, quote = separator(options), str(options.get("quote", '"'))
         if len(sep) != 1 or len(quote) != 1:
-            return Columns(
-                types={}, complete=False, why_not=f"only Spark reads its options {sorted(self.section.options)}"
-            )
+            return Columns(types={}, why_not=f"only Spark reads its options {sorted(self.section.options)}")
         data, _ = first_lines(files[0])
         encoding = str(options.get("encoding", options.get("charset", "utf-8")))
         try:
             text = data.decode(encoding, errors="replace").removeprefix("\ufeff")
         except LookupError:
-            return Columns(types={}, complete=False, why_not=f"its encoding {encoding!r} is not known here")
+            return Columns(types={}, why_not=f"its encoding {encoding!r} is not known here")
         try:
             lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=sep, quotechar=quote) if line]
         except csv.Error as error:
@@ -200,7 +192,7 @@ class JsonFiles(_TextFiles):
     def _looked_at(self, files: Sequence[str]) -> Columns:
         options = sorted(self.section.options)
         if options:
-            return Columns(types={}, complete=False, why_not=f"only Spark reads its options {options}")
+            return Columns(types={}, why_not=f"only Spark reads its options {options}")
         data, complete = first_lines(files[0])
         names: dict[str, None] = {}
         for line in data.splitlines():
@@ -214,16 +206,16 @@ class JsonFiles(_TextFiles):
         return Columns(types=dict.fromkeys(names), complete=complete and len(files) == 1)
 
 
-def _listed(path: str) -> Iterator[tuple[Storage, FileStamp, dict[str, str]]]:
-    """Every data file below ``path``, in order, with its stamp and the values of its partition folders."""
+def _listed(path: str) -> Iterator[tuple[Storage, FileStamp]]:
+    """Every data file below ``path``, in order, with its stamp."""
     fixed, pattern = fixed_part(path)
     root = Storage.of(fixed)
     check_no_table_at(root)
     entry = None if pattern else _as_file(root)
     if entry is not None:
-        yield root, (entry.bytes, entry.modified), {}
-        return
-    yield from _below(root, pattern, {})
+        yield root, (entry.bytes, entry.modified)
+    else:
+        yield from _below(root, pattern)
 
 
 def _as_file(address: Storage) -> Entry | None:
@@ -236,21 +228,17 @@ def _as_file(address: Storage) -> Entry | None:
     return next((entry for entry in address.parent().list() if entry.name == name and not entry.is_dir), None)
 
 
-def _below(
-    folder: Storage, pattern: Sequence[str], values: Mapping[str, str]
-) -> Iterator[tuple[Storage, FileStamp, dict[str, str]]]:
+def _below(folder: Storage, pattern: Sequence[str]) -> Iterator[tuple[Storage, FileStamp]]:
     entries = sorted(folder.list(), key=lambda entry: entry.name)
     check_names_in(folder, [entry.name for entry in entries])
     for entry in entries:
         hidden = entry.name.startswith((".", "_")) and "=" not in entry.name  # as Spark passes over them
         if hidden or (pattern and not fnmatch.fnmatchcase(entry.name, pattern[0])):
             continue
-        name, equals, value = entry.name.partition("=")
-        inner = {**values, name: unquote(value)} if equals and entry.is_dir else dict(values)
         if entry.is_dir:
-            yield from _below(folder.child(entry.name), pattern[1:], inner)
+            yield from _below(folder.child(entry.name), pattern[1:])
         elif len(pattern) <= 1:
-            yield folder.child(entry.name), (entry.bytes, entry.modified), inner
+            yield folder.child(entry.name), (entry.bytes, entry.modified)
 
 
 def partition_root(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.errors import DataError, StorageError
-from sparkdl.pipeline.sources.base import Columns, FileStamp, Size, SourceSnapshot
+from sparkdl.pipeline.sources.base import Columns, FileStamp, ParquetFooters, Size, SourceSnapshot
 from sparkdl.pipeline.sources.files import SQL_TYPES, Files
 from sparkdl.pipeline.sources.parquet_times import (
     check_alike,
@@ -51,33 +51,6 @@ _SPARKS_NAMES = {
 """Types that Arrow and Spark read alike, by the name that Spark notes of them in a footer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParquetFooters:
-    """Files that Arrow reads as Spark does.
-
-    Attributes:
-        schema: of the columns that Spark would read; the partition column is the last.
-        root: the folder that the files lie below.
-        files: of each its path below the root, and the window beside the partition's value.
-        row_bytes: of the widest file's rows, before compression, on average.
-    """
-
-    schema: pa.Schema
-    root: Storage
-    files: tuple[TableFile, ...]
-    row_bytes: int
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Rows by window; a window without rows is not there."""
-        counts: dict[str, int] = {}
-        for file in self.files:
-            if file.rows:
-                window = str(file.partition[WINDOW])
-                counts[window] = counts.get(window, 0) + file.rows
-        return counts
-
-
 @dataclass(frozen=True)
 class ParquetFiles(Files):
     """Parquet files, whose footers tell columns and rows."""
@@ -97,7 +70,7 @@ class ParquetFiles(Files):
             schema = reader.parquet(*files).schema
         return in_microseconds(spark, reader.schema(schema).parquet(*files), nanoseconds)
 
-    def _columns(self, files: Sequence[str], snapshot: SourceSnapshot) -> Columns:
+    def _columns(self, snapshot: SourceSnapshot) -> Columns:
         types: dict[str, pa.DataType | None] = {}
         for file, schema in self._schemas(snapshot).items():
             check_types(schema, file)
@@ -126,7 +99,9 @@ class ParquetFiles(Files):
 
     def count(self, size: Size) -> int | None:
         """The rows that the footers of not too many files say."""
-        footers = None if len(size.files) > _MOST_FILES else _readable_footers(size.files)
+        if size.rows is not None or len(size.files) > _MOST_FILES:
+            return size.rows
+        footers = _readable_footers(size.files)
         return None if footers is None else sum(footer.rows for footer in footers.values())
 
     def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:

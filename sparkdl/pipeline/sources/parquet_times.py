@@ -52,15 +52,28 @@ def check_types(schema: pa.Schema, file: str) -> None:
             )
 
 
+def _nanoseconds(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _of_spark(kind: pa.DataType) -> pa.DataType | None:
+    """The plain type that Spark makes of one, times and decimals without what it merges; None of others."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if pa.types.is_decimal(kind):
+        return pa.decimal256(76, kind.scale)
+    return _ALIKE.get(kind, kind) if kind in _PLAIN else None
+
+
 def check_alike(
-    schemas: Mapping[str, pa.Schema], plain_type: Callable[[pa.DataType], pa.DataType | None] | None = None
+    schemas: Mapping[str, pa.Schema], plain_type: Callable[[pa.DataType], pa.DataType | None] = _of_spark
 ) -> None:
     """Refuse files in which a column is of two types that Spark does not merge, such as int64 and double.
 
     Args:
         schemas: of each file.
-        plain_type: what has to be the same of a column in all files, of whose types it is not None; by default what
-            Spark makes of it.
+        plain_type: what has to be the same in all files; None of a type that is not looked at.
 
     Raises:
         SchemaError: names the column, both types and a file of each.
@@ -68,7 +81,7 @@ def check_alike(
     first: dict[str, tuple[str, pa.DataType, pa.DataType]] = {}
     for file, schema in schemas.items():
         for field in schema:
-            if (kind := (plain_type or _of_spark)(field.type)) is None:
+            if (kind := plain_type(field.type)) is None:
                 continue
             first_file, first_type, first_kind = first.setdefault(field.name, (file, field.type, kind))
             if kind != first_kind:
@@ -136,20 +149,6 @@ def times_of_spark(rows: pa.Table) -> pa.Table:
             floored = pc.subtract(nearer_to_0, below).cast(microseconds(field.type))
             rows = rows.set_column(index, field.name, floored)
     return rows
-
-
-def _nanoseconds(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
-
-
-def _of_spark(kind: pa.DataType) -> pa.DataType | None:
-    """The plain type that Spark makes of one, times and decimals without what it merges; None of others."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us")
-    if pa.types.is_decimal(kind):
-        return pa.decimal256(76, kind.scale)
-    return _ALIKE.get(kind, kind) if kind in _PLAIN else None
 
 
 def _leaves(kind: pa.DataType) -> Sequence[pa.DataType]:
