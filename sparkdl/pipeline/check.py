@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from sparkdl.errors import IntegrityError, SchemaError, SparkdlError, StorageError
 from sparkdl.pipeline.analysis import analysed
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.file.columns import misfits
+from sparkdl.pipeline.file.columns import misfits, read_of_source
 from sparkdl.pipeline.file.conditions import sql_problem
 from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.sources.base import Columns, SourceSnapshot
@@ -88,7 +88,8 @@ def _columns(project: Project, snapshot: SourceSnapshot) -> tuple[Columns | None
         return None, f"{_NOT_LOOKED}: {error}"
     if columns.why_not:
         return None, f"{_NOT_LOOKED}: {columns.why_not}"
-    absent = [] if columns.complete else project.file.columns_not_in(columns.types)
+    needed = () if columns.complete else read_of_source(project.spec)
+    absent = [column for column in needed if column not in columns.types]
     names = ", ".join(map(repr, absent))
     return columns, f"the first rows of the source do not have {names}: check the spelling" if absent else ""
 

@@ -108,16 +108,13 @@ def _columns_have_one_role(
             yield ("label", column), f" is in source.key={list(source.key)}, too: a label cannot tell rows apart"
 
 
-def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]) -> Mistakes:
+def _labels_and_weight_are_no_inputs(
+    weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]
+) -> Mistakes:
     if weight is not None and weight in label:
         yield ("weight",), f"={weight!r} is the label, too: name another column, or leave it out"
     elif weight in {options.source(name) for name, options in features.items()}:
         yield ("weight",), f"={weight!r} is a feature, too: let the transform copy it under another name"
-
-
-def _labels_and_weight_are_no_inputs(
-    weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]
-) -> Mistakes:
     owners = {input_name: name for name, options in features.items() for input_name in input_names(name, options)}
     columns: list[tuple[Path, str]] = [(("label", name), name) for name in label]
     if weight is not None and weight not in label:
@@ -139,19 +136,14 @@ def _predictions_have_columns_of_their_own(
     types = {name: options.type for name, options in label.items()}
     levels = {name: options.quantiles for name, options in label.items()}
     prediction_names = {name.lower() for name in prediction_columns(types, levels)}  # as in SQL
-    for position, name in enumerate(score.keep):
-        if name.lower() in prediction_names:
-            yield (
-                ("score", "keep", position),
-                f"={name!r} is a column that predictions have of their own: {_renamed(name)}, or leave it out",
-            )
-    for position, name in enumerate(source.key if score.window != "score" or not _scores_nothing(split) else ()):
-        if name.lower() in prediction_names:
-            yield (
-                ("source", "key", position),
-                f"={name!r} is a column that predictions have of their own: rename it where it is read, with kind: sql "
-                f"and SELECT {quoted(name)} AS {quoted(f'{name}_')}, ...",
-            )
+    key = source.key if score.window != "score" or not _scores_nothing(split) else ()
+    for path, names in ((("score", "keep"), score.keep), (("source", "key"), key)):
+        for position, name in enumerate(names):
+            if name.lower() in prediction_names:
+                select = f"SELECT {quoted(name)} AS {quoted(f'{name}_')}"
+                in_source = f"rename it where it is read, with kind: sql and {select}, ..."
+                remedy = in_source if names is key else f"{_renamed(name)}, or leave it out"
+                yield (*path, position), f"={name!r} is a column that predictions have of their own: {remedy}"
 
 
 def _scores_nothing(split: Split | None) -> bool:
@@ -207,12 +199,9 @@ def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> M
     possible = {metric for options in label.values() for metric in metrics_of(options.type)}
     for position, metric in enumerate(train.metrics):
         if metric not in possible:
-            fitting = sorted(possible)
             kinds = " and ".join(sorted({options.type for options in label.values()}))
-            yield (
-                ("train", "metrics", position),
-                f"={metric!r} cannot be computed of {kinds} labels: choose from {', '.join(fitting)}",
-            )
+            remedy = f"choose from {', '.join(sorted(possible))}"
+            yield ("train", "metrics", position), f"={metric!r} cannot be computed of {kinds} labels: {remedy}"
 
 
 def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> Mistakes:
@@ -225,24 +214,21 @@ def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> 
 
 
 def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish) -> Mistakes:
-    by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
-    if publish.gate.over == "window" and not by_time:
-        yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
-    if publish.gate.over == "window" and isinstance(split, TimeSplit):
+    path, over = ("publish", "gate", "over"), publish.gate.over
+    if over == "window" and not isinstance(split, TimeSplit) and (split is not None or source.when is None):
+        yield path, "='window' needs windows, and the split is not by time: write key"
+    if over == "window" and isinstance(split, TimeSplit):
         name, length = ("test", split.test) if split.test else ("validate", split.validate)
         held_out = hours_of(length) // source.window_hours
         needed = max(MIN_GROUPS, least_groups(publish.gate.confidence))
         if held_out < needed:
             yield (
-                ("publish", "gate", "over"),
+                path,
                 f"='window' needs {needed} windows to tell a gain from chance, and split.{name}={length!r} "
                 f"holds out {held_out}: hold out more, or leave over out",
             )
-    if publish.gate.over == "key" and not source.key:
-        yield (
-            ("publish", "gate", "over"),
-            "='key' needs source.key, which is empty: name the columns, or leave over out",
-        )
+    if over == "key" and not source.key:
+        yield path, "='key' needs source.key, which is empty: name the columns, or leave over out"
 
 
 def _registry_has_one_place(places: Places, publish: Publish) -> Mistakes:
@@ -298,7 +284,6 @@ _CHECKS: tuple[Callable[..., Mistakes], ...] = (
     _features_have_names_of_their_own,
     _expectations_have_names_of_their_own,
     _columns_have_one_role,
-    _weight_is_no_label,
     _labels_and_weight_are_no_inputs,
     _predictions_have_columns_of_their_own,
     _labels_share_the_loss,

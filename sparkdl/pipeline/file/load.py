@@ -119,12 +119,6 @@ class PipelineFile:
         if mistakes:
             raise self.refused(mistakes)
 
-    def columns_not_in(self, source: Mapping[str, pa.DataType | None]) -> list[str]:
-        """The columns of the source that the file reads and ``source`` does not have, each once."""
-        from sparkdl.pipeline.file.columns import read_of_source
-
-        return [column for column in read_of_source(self.spec) if column not in source]
-
 
 def load(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
@@ -140,10 +134,7 @@ def load(
         PipelineFileError: tells every line that is wrong.
         StorageError: the file cannot be read.
     """
-    file, problems = draft(path, overrides, environment)
-    if problems.sentences or file is None:
-        raise problems.error()
-    return file
+    return _valid(*draft(path, overrides, environment))
 
 
 def draft(
@@ -176,7 +167,10 @@ def loads(
     Raises:
         PipelineFileError: tells every line that is wrong.
     """
-    file, problems = _read(text.encode(), name, os.path.abspath(folder), overrides, environment)
+    return _valid(*_read(text.encode(), name, os.path.abspath(folder), overrides, environment))
+
+
+def _valid(file: PipelineFile | None, problems: Problems) -> PipelineFile:
     if problems.sentences or file is None:
         raise problems.error()
     return file
@@ -188,9 +182,9 @@ def _read(
     """Make a checked file of bytes; each stage adds its problems, and the next one goes on with what is valid."""
     problems = Problems(name)
     tree = parse(data, name, problems)
-    if tree is not None and not isinstance(tree, Section):
-        problems.add(f"{name}:1", "holds no sections at its top: begin with `source:`")
     if not isinstance(tree, Section):
+        if tree is not None:
+            problems.add(f"{name}:1", "holds no sections at its top: begin with `source:`")
         return None, problems
 
     for override in overrides:
@@ -351,17 +345,12 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
     source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
-    places = structs.replace(
-        places, **{place_name: getattr(places, place_name) or f"{root}/{name}/{place_name}" for place_name in _PLACES}
-    )
-    publish = _moved(spec.publish, ("registry",), folder)
+    defaults = {place: f"{root}/{name}/{place}" for place in _PLACES if getattr(places, place) is None}
+    places = structs.replace(places, **defaults)
+    publish, score = _moved(spec.publish, ("registry",), folder), _moved(spec.score, ("target",), folder)
     publish = structs.replace(
-        publish,
-        name=publish.name or name,
-        registry=publish.registry or places.registry,
-        label=spec.judged_label,
+        publish, name=publish.name or name, registry=publish.registry or places.registry, label=spec.judged_label
     )
-    score = _moved(spec.score, ("target",), folder)
     split = spec.split or (TimeSplit() if source.when else HashSplit())
     if isinstance(split, HashSplit):
         split = structs.replace(split, group=split.group or source.key)
@@ -398,11 +387,9 @@ def _joined(folder: str, text: str) -> str:
 
 
 def _moved(section: Any, names: tuple[str, ...], folder: str) -> Any:
-    moved: dict[str, Any] = {}
-    for name in names:
-        match getattr(section, name, None):
-            case str(text):
-                moved[name] = beside(text, folder)
-            case tuple(texts):
-                moved[name] = tuple(beside(text, folder) for text in texts)
+    written = {name: getattr(section, name) for name in names if getattr(section, name, None)}
+    moved = {
+        name: beside(value, folder) if isinstance(value, str) else tuple(beside(text, folder) for text in value)
+        for name, value in written.items()
+    }
     return structs.replace(section, **moved)

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from sparkdl.pipeline.file.problems import Problems
+from sparkdl.pipeline.spec.base import spelled
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
@@ -92,9 +93,9 @@ def _cut(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(_cut(value)) if isinstance(value, str) else _cut(str(value))
+    if isinstance(value, str):
+        return repr(_cut(value))
+    return "null" if value is None else _cut(spelled(value))
 
 
 def parse(data: bytes, name: str, problems: Problems) -> Node | None:
@@ -114,18 +115,6 @@ def parse(data: bytes, name: str, problems: Problems) -> Node | None:
         line = data[: cause.start].count(b"\n") + 1
         problems.add(f"{name}:{line}", f"is no UTF-8 ({cause.reason}): save the file as UTF-8")
         return None
-    return _composed(text, name, problems)
-
-
-def flow(text: str, at: str, problems: Problems) -> Node:
-    """Read one value as it is given on a command line: ``3``, ``[1, 2]``, ``{type: number}``, or a text."""
-    try:
-        return _Composer(text, lambda line: at, problems).whole() or Scalar(None, at)
-    except (yaml.YAMLError, _TooMuch):
-        return Scalar(text, at)
-
-
-def _composed(text: str, name: str, problems: Problems) -> Node | None:
     try:
         node = _Composer(text, lambda line: f"{name}:{line + 1}", problems).whole()
     except _TooMuch as bound:
@@ -139,29 +128,36 @@ def _composed(text: str, name: str, problems: Problems) -> Node | None:
     return node
 
 
+def flow(text: str, at: str, problems: Problems) -> Node:
+    """Read one value as it is given on a command line: ``3``, ``[1, 2]``, ``{type: number}``, or a text."""
+    try:
+        return _Composer(text, lambda line: at, problems).whole() or Scalar(None, at)
+    except (yaml.YAMLError, _TooMuch):
+        return Scalar(text, at)
+
+
 def _syntax(cause: yaml.YAMLError, text: str, name: str) -> tuple[str, str]:
     mark = getattr(cause, "problem_mark", None) or getattr(cause, "context_mark", None)
     if mark is None:
-        position = getattr(cause, "position", 0)
-        line = text.encode()[:position].count(b"\n")
+        line = text.encode()[: getattr(cause, "position", 0)].count(b"\n") + 1
         return (
-            f"{name}:{line + 1}",
+            f"{name}:{line}",
             f"holds a character that YAML does not allow ({getattr(cause, 'reason', cause)}): remove it",
         )
-    lines = text.splitlines()
+    at, lines = f"{name}:{mark.line + 1}", text.splitlines()
     faulty_line = lines[mark.line] if mark.line < len(lines) else ""
     if re.match(r" *\t", faulty_line):
-        return f"{name}:{mark.line + 1}", "is indented with a tab, which YAML does not allow: use spaces"
+        return at, "is indented with a tab, which YAML does not allow: use spaces"
     if re.search(r"[{\[,].*\$\{", faulty_line):
-        return f"{name}:{mark.line + 1}", "has a ${NAME} between braces or brackets: put it into quotation marks"
+        return at, "has a ${NAME} between braces or brackets: put it into quotation marks"
     reason = getattr(cause, "problem", None) or str(cause)
-    return f"{name}:{mark.line + 1}", f"is no YAML ({reason}) at {_cut(faulty_line.strip())!r}: correct the line"
+    return at, f"is no YAML ({reason}) at {_cut(faulty_line.strip())!r}: correct the line"
 
 
+@dataclass(eq=False)
 class _TooMuch(Exception):
-    def __init__(self, line: int, sentence: str) -> None:
-        self.line, self.sentence = line, sentence
-        super().__init__(sentence)
+    line: int
+    sentence: str
 
 
 @dataclass
@@ -177,16 +173,12 @@ class _Composer:
     def whole(self) -> Node | None:
         events: Iterator[Any] = iter(yaml.parse(self.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         root: Node | None = None
-        documents = 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
+                if root is not None:
                     raise _TooMuch(_line(event), "starts a second document: keep one document a file")
                 root = self._node(next(events), events, ())
-        if isinstance(root, Scalar) and root.value is None:
-            return None
-        return root
+        return None if isinstance(root, Scalar) and root.value is None else root
 
     def _node(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
         line = _line(event)
