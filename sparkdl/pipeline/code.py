@@ -164,22 +164,21 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
     source = _source(module)
     if source is None:
         raise ConfigError(f"{target} names the module {module}, which is not there")
-    functions = [
-        node for node in _parsed(module, source, source.read_bytes()).body if getattr(node, "name", None) == function
-    ]
-    node = functions[-1] if functions else None
+    body: list[ast.stmt] = _parsed(module, source, source.read_bytes()).body
+    node = _last_called(function, body)
     if isinstance(node, ast.ClassDef):
-        constructors = [
-            member for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
-        ]
-        node = constructors[-1] if constructors and not node.decorator_list else None
+        node = None if node.decorator_list else _last_called("__init__", node.body)
     if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.kwarg is not None:
         return None
-    named = [*node.args.args, *node.args.kwonlyargs]
-    notes = {
-        argument.arg: None if argument.annotation is None else ast.unparse(argument.annotation) for argument in named
+    return {
+        argument.arg: None if argument.annotation is None else ast.unparse(argument.annotation)
+        for argument in (*node.args.args, *node.args.kwonlyargs)
+        if argument.arg != "self"
     }
-    return {name: note for name, note in notes.items() if name != "self"}
+
+
+def _last_called(name: str, body: Iterable[ast.stmt]) -> ast.stmt | None:
+    return next((node for node in reversed([*body]) if getattr(node, "name", None) == name), None)
 
 
 def _source(name: str) -> Path | None:

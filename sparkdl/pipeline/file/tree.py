@@ -39,7 +39,6 @@ class Scalar:
     Attributes:
         value: what it is.
         at: the place it stands at, such as ``churn.yaml:14``.
-        plain: whether it stands without quotation marks, so that its spelling decides its type.
         shown: how messages show it.
         filled: the text that variables of the environment made of it; it is a text where one is wanted.
         reference: the text that names these variables, if what they hold is not to be shown.
@@ -47,7 +46,6 @@ class Scalar:
 
     value: str | int | float | bool | None
     at: str
-    plain: bool = False
     shown: str = ""
     filled: str | None = None
     reference: str = ""
@@ -201,8 +199,7 @@ class _Composer:
         if event.tag not in (None, *_STR_TAGS):
             raise _TooMuch(_line(event), f"has the tag {_cut(event.tag)!r}, and no tags are read: remove it")
         if isinstance(event, yaml.ScalarEvent):
-            plain = event.implicit[0]
-            return Scalar(typed(event.value) if plain else event.value, at, plain)
+            return Scalar(typed(event.value) if event.implicit[0] else event.value, at)  # else in quotation marks
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Node] = []
             while not isinstance(inner := next(events), yaml.SequenceEndEvent):

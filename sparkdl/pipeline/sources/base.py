@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -215,14 +215,15 @@ class Source(Protocol):
         return [type(section).__name__, msgspec.to_builtins(structs.replace(section, **free)), ""]
 
 
-def by_window(
-    section: SourceSection, files: Iterable[tuple[str, Any, Size]]
-) -> tuple[dict[str, str] | None, dict[str, Size]]:
-    """Hash and size of each window of files.
+def snapshot_of(
+    section: SourceSection, files: Sequence[tuple[str, list[Any], Size]], version: int | None = None
+) -> SourceSnapshot:
+    """What files show of a source.
 
     Args:
-        section: of the source; without a partition there is no hash, and one size.
+        section: of the source; without a partition there is no hash of a window, and one size.
         files: of each the value of its partition, what changes with the file, and its size.
+        version: of the Delta table that they are of.
     """
     stamps: dict[str, list[Any]] = {}
     sizes: dict[str, list[Size]] = {}
@@ -230,12 +231,15 @@ def by_window(
         name = WHOLE if section.partition is None else window_of(value, section)
         stamps.setdefault(name, []).append(stamp)
         sizes.setdefault(name, []).append(size)
-    totals = {name: Size.of_all(parts) for name, parts in sizes.items()}
-    if section.partition is None:
-        return None, totals
-    return {name: content_hash(sorted(stamps[name])) for name in sorted(stamps)}, totals
+    windows = {name: _content_hash(sorted(stamps[name])) for name in sorted(stamps)}
+    return SourceSnapshot(
+        state=_content_hash([stamp for _, stamp, _ in files]),
+        windows=None if section.partition is None else windows,
+        version=version,
+        files={file: stamp for *_, size in files for file, stamp in size.files.items()},
+        sizes={name: Size.of_all(parts) for name, parts in sizes.items()},
+    )
 
 
-def content_hash(value: Any) -> str:
-    """A hash of JSON values."""
+def _content_hash(value: Any) -> str:
     return sha256_hex(encode(value))[:32]

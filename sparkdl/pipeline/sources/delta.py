@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import SchemaError
-from sparkdl.pipeline.sources.base import Columns, Size, Source, SourceSnapshot, by_window, content_hash
+from sparkdl.pipeline.sources.base import Columns, Size, Source, SourceSnapshot, snapshot_of
 from sparkdl.pipeline.spec.source import DeltaSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -57,16 +57,15 @@ class FolderTable(_DeltaTable):
                 f"source.partition names {section.partition!r}, and {table.uri} is partitioned by "
                 f"{table.partition_columns()}: name one of these, or say source.time"
             )
-        stamps = [[file.path, file.bytes, file.deleted] for file in files]  # deletions leave path and size as they are
-        values = [str(file.partition[section.partition]) if section.partition else "" for file in files]
-        parts = [Size(bytes=file.bytes, rows=file.rows) for file in files]
-        windows, sizes = by_window(section, zip(values, stamps, parts, strict=True))
-        return SourceSnapshot(
-            state=content_hash(sorted(stamps)),
-            windows=windows,
-            version=version,
-            sizes=sizes,
-        )
+        shown = [
+            (
+                str(file.partition[section.partition]) if section.partition else "",
+                [file.path, file.bytes, file.deleted],  # deletions leave path and size as they are
+                Size(bytes=file.bytes, rows=file.rows),
+            )
+            for file in files
+        ]
+        return snapshot_of(section, sorted(shown, key=lambda file: file[1]), version)
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """Those of the version."""

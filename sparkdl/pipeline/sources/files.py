@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.sources.base import Columns, FileStamp, Size, Source, SourceSnapshot, by_window, content_hash
+from sparkdl.pipeline.sources.base import Columns, FileStamp, Size, Source, SourceSnapshot, snapshot_of
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
 from sparkdl.pipeline.windows import MALFORMED
@@ -72,13 +72,11 @@ class Files(Source):
                 f"source.partition names {by!r}, and {lost[0]} lies in no folder {by}=...: "
                 "name the partition column, or say source.time"
             )
-        stamps = [[file.uri, *stamp] for file, stamp in files]
-        files_seen = {file.spark_uri: stamp for file, stamp in files}
-        parts = [Size(bytes=stamp[0], files={file: stamp}) for file, stamp in files_seen.items()]
-        windows, sizes = by_window(
-            self.section, zip((values.get(by or "", "") for values in folders), stamps, parts, strict=True)
-        )
-        return SourceSnapshot(state=content_hash(stamps), windows=windows, files=files_seen, sizes=sizes)
+        shown = [
+            (values.get(by or "", ""), [file.uri, *stamp], Size(bytes=stamp[0], files={file.spark_uri: stamp}))
+            for (file, stamp), values in zip(files, folders, strict=True)
+        ]
+        return snapshot_of(self.section, shown)
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """Those in the files, and those that are partitions."""
