@@ -108,21 +108,35 @@ class TrialSearch:
         ]
         schedule = Schedule(ladder, self._search.reduction, maximise=self._maximise, trials=trials)
 
+        def look_at(number: int, rung: int) -> float | None:
+            key, tried_by_epochs = keys[number], looks_by_trial[number]
+            tried = self._fit(key, Look(epochs=rung, bundle=_look_key(key, rung)))
+            seconds = tried_by_epochs[max(tried_by_epochs)].seconds if tried_by_epochs else 0.0
+            tried_by_epochs[rung] = tried = replace(tried, seconds=tried.seconds + seconds)
+            self._receipts.keep("trial", _look_key(key, rung), tried)
+            return _value(tried, column)
+
         def work() -> None:
             while (job := schedule.next()) is not None:
-                number, rung = job
-                key, tried_by_epochs = keys[number], looks_by_trial[number]
                 try:
-                    tried = self._fit(key, Look(epochs=rung, bundle=_look_key(key, rung)))
-                    seconds = tried_by_epochs[max(tried_by_epochs)].seconds if tried_by_epochs else 0.0
-                    tried_by_epochs[rung] = tried = replace(tried, seconds=tried.seconds + seconds)
-                    self._receipts.keep("trial", _look_key(key, rung), tried)
+                    schedule.done(*job, look_at(*job))
                 except BaseException:
                     schedule.stop()
                     raise
-                schedule.done(number, rung, _value(tried, column))
 
         run_side_by_side([work] * width, self._spark, width)
+        ended = [self._receipts.result("trial", key, Tried) for key in self._settings if key not in keys]
+        whole = [tried for tried in ended if tried is not None and not tried.stopped]
+        whole += [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
+        if not any(_value(tried, column) is not None for tried in whole):  # of a few trials none is sent to the end
+            ranks = {
+                number: (max(tried_by_epochs), value if self._maximise else -value)
+                for number, tried_by_epochs in enumerate(looks_by_trial)
+                if (value := _value(tried_by_epochs[max(tried_by_epochs)], column)) is not None
+            }
+            for number in sorted(ranks, key=ranks.__getitem__, reverse=True):
+                if look_at(number, epochs) is not None:
+                    break
         for key, tried_by_epochs in zip(keys, looks_by_trial, strict=True):
             last = tried_by_epochs[max(tried_by_epochs)]
             self._keep(key, replace(last, stopped=max(tried_by_epochs) < epochs and not _failed(last, column)))
