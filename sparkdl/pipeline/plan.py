@@ -11,19 +11,18 @@ from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.recipe import recipe_of, settled_train
-from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.drift import decided
 from sparkdl.pipeline.steps.ingest import deleted_windows, source_windows
-from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_learn
+from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_do, parts_to_learn
 from sparkdl.pipeline.windows import Parts, ahead
 
 StepState = Literal["done again", "kept", "waits", "open"]
@@ -87,8 +86,8 @@ class Plan:
         return 30 if self.holder is not None else 1 if self.stops else 0
 
 
-class _AfterIngestion(State):
-    """What there will be once what is due is ingested: windows that have rows, and nobody knows which.
+class _AfterIngestion(Run):
+    """A run as it goes on once what is due is ingested: there are windows that have rows, and nobody knows which.
 
     Args:
         run: that is planned.
@@ -96,12 +95,13 @@ class _AfterIngestion(State):
     """
 
     def __init__(self, run: Run, ingest: Stale) -> None:
-        super().__init__(run.project, run.run_id)
-        self.snapshot, self.registry, self.places = run.state.snapshot, run.state.registry, run.state.places
-        self._champion = [run.state.champion()]
+        super().__init__(run.project, run.request)
+        self.snapshot, self.registry, self.places = run.snapshot, run.registry, run.places
+        self.again, self.windows_read = None, run.windows_read
+        self._champion = [run.champion()]
         windows = source_windows(run) or {}
         self._unread = {name for name in ingest.keys if name in windows}
-        self.receipts = AssumedReceipts(run.state.receipts)
+        self.receipts = AssumedReceipts(run.receipts)
         assumed = []
         for name in ingest.keys:
             rows = int(name in self._unread)
@@ -124,10 +124,10 @@ def plan_of(run: Run) -> Plan:
         StorageError: the source or the pipeline's places cannot be read.
     """
     steps = steps_asked_for(run.request.until, train=run.request.train)
-    known_windows, windows, ingest = run.state.windows(), source_windows(run), stale_of(steps[0], run)
+    known_windows, windows, ingest = run.windows(), source_windows(run), stale_of(steps[0], run)
     due = ingest.reasons(run) if ingest.known else None
     plan = Plan(
-        pipeline=str(run.project.spec.name),
+        pipeline=str(run.spec.name),
         nothing_new=False,
         due=due,
         unchanged=tuple(name for name, receipt in known_windows.items() if receipt.read and name not in (due or ())),
@@ -148,11 +148,9 @@ def plan_of(run: Run) -> Plan:
         return replace(plan, nothing_new=True, steps=tuple(kept_steps))
     if len(steps) == 1:
         return replace(plan, amounts=_amounts(run, due, None))
-    run_after = Run(run.project, run.request, _AfterIngestion(run, ingest))
-    run_after.backfilled, run_after.windows_read = True, run.windows_read
+    run_after = _AfterIngestion(run, ingest)
     try:
-        champion = run.state.champion() is not None
-        parts, _ = parts_to_do(run.project.spec, run_after.state.windows(), train=run.request.train, champion=champion)
+        parts, _ = parts_to_do(run_after)
     except DataError as error:
         if due is not None:
             return replace(plan, stops=str(error))
@@ -169,7 +167,7 @@ def plan_of(run: Run) -> Plan:
     step_names = {step.name for step in steps}
     amounts = {name: amount for name, amount in amounts.items() if name in step_names - passed}
     return replace(
-        plan, steps=tuple(planned), amounts=amounts, recipe=_recipe(run.project.spec, amounts.get("train", Amount()))
+        plan, steps=tuple(planned), amounts=amounts, recipe=_recipe(run.spec, amounts.get("train", Amount()))
     )
 
 
@@ -182,7 +180,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
         reads_unknown: whether only Spark can tell which windows are due.
     """
     planned: list[PlannedStep] = []
-    stale_steps: set[str] = set()
+    stale_steps: list[str] = []  # of learning, each of which reads what those before it made
     for step in steps:
         if not step.listed:  # no other step waits for it
             continue
@@ -192,7 +190,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
             if action == "fail" and not reads_unknown:
                 return planned, planned[0].why
             if action == "retrain":
-                learn_from_all(run.project, run.state)
+                learn_from_all(run)
             continue
         if step.learns:
             _, waits = parts_to_learn(run)
@@ -200,16 +198,15 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
                 why = waits.removeprefix("learning waits: ")
                 planned.append(PlannedStep(name=step.name, state="waits", why=why))
                 continue
-        cause = next((name for name in step.reads if name in stale_steps), None)
-        if cause is not None:
-            stale_steps.add(step.name)
+        if step.learns and stale_steps:
+            cause = stale_steps[0]
             follows_open = any(earlier.name == cause and earlier.state == "open" for earlier in planned)
             state: StepState = "open" if follows_open or step.name == "publish" else "done again"
             why = "evaluate decides" if step.name == "publish" else f"it follows {cause}"
         else:
             state, why = _state(step, run)
-            if state != "kept":
-                stale_steps.add(step.name)
+            if state != "kept" and step.learns:
+                stale_steps.append(step.name)
         planned.append(PlannedStep(name=step.name, state=state, why=why))
     if reads_unknown:
         planned = [
@@ -239,7 +236,7 @@ def _new_windows(step: Step, run: Run) -> str:
     assert parts is not None
     parts_by_step = {"features": ("training", parts.train), "shards": ("validation", parts.validate)}
     part, windows = parts_by_step.get(step.name, ("test", parts.test))
-    content = run.state.content()
+    content = run.content()
     unread = [name for name in windows if content[name] is None]
     count = f"{len(unread)} windows are" if len(unread) > 1 else f"window {unread[0]} is"
     return f"of the {part} windows {count} new or changed"
@@ -247,7 +244,7 @@ def _new_windows(step: Step, run: Run) -> str:
 
 def _drift(step: Step, run: Run) -> PlannedStep:
     """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
-    champion, action = run.state.champion(), run.project.spec.drift.action
+    champion, action = run.champion(), run.spec.drift.action
     if champion is None:
         return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
     if stale := stale_of(step, run):
@@ -261,7 +258,7 @@ def _drift(step: Step, run: Run) -> PlannedStep:
 
 def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
     """Which windows the champion of now has not scored; another one may come of this run."""
-    champion = run.state.champion()
+    champion = run.champion()
     if champion is None:
         return "open", "there is no champion yet"
     if stale := stale_of(step, run):
@@ -278,9 +275,9 @@ def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict
         due: windows to ingest; None where only Spark can tell.
         parts: the windows that are learnt from; None where nothing is.
     """
-    windows, spec = source_windows(run), run.project.spec
+    windows, spec = source_windows(run), run.spec
     read = None if due is None else [name for name in due if windows is None or name in windows]
-    amounts = amounts_of(spec, run.state.snapshot.sizes, read, run.state.windows(), parts)
+    amounts = amounts_of(spec, run.snapshot.sizes, read, run.windows(), parts)
     return with_seconds(spec, amounts, itertools.islice(records(run.project.runs), _RECORDS))
 
 

@@ -17,17 +17,18 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.code import code_folder
+from sparkdl.pipeline.session import code_for_workers, open_session, torch_for_workers
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
-from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
+from sparkdl.pipeline.state.evaluator import Step, nothing_new, walk
 from sparkdl.pipeline.state.lease import lease
-from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import Outcome, RunRecord
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.results import Published
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.state.runs import add_run
 from sparkdl.pipeline.steps import steps_asked_for
-from sparkdl.pipeline.steps.evaluate import published_now
+from sparkdl.pipeline.steps.evaluate import PublishStep
 from sparkdl.pipeline.steps.ingest import check_columns, source_windows, tell_deleted
 from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.storage import Storage, check_places, outage_error
@@ -56,33 +57,31 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
         SparkdlError: what else was refused or failed; the record says so, too.
     """
     steps = steps_asked_for(run.request.until, train=run.request.train)
-    project, state, record, started = run.project, run.state, run.record, time.perf_counter()
+    spec, record, started = run.spec, run.record, time.perf_counter()
     try:
-        check_places(places_written(project.spec))
+        check_places(places_written(spec))
         check_champion(run)
         if nothing_new(steps, run):
             tell_deleted(run)
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
             if spark is None:  # else ingestion does, with what Spark knows
-                check_source(project, state.snapshot)
-            from sparkdl.pipeline.session import code_for_workers, open_session
-
-            with _loading(*_HEAVY) as loading, lease(project.runs.child("leases"), run.run_id) as run_lease:
+                check_source(run.project, run.snapshot)
+            with _loading(*_HEAVY) as loading, lease(run.project.runs.child("leases"), run.run_id) as run_lease:
                 filesystem = default_filesystem()
-                session = spark or open_session(project.spec, state.snapshot.bytes)
-                check_plain_paths(project.spec, filesystem)
-                state.hold(run_lease)
+                session = spark or open_session(spec, run.snapshot.bytes)
+                check_plain_paths(spec, filesystem)
+                run.hold(run_lease)
                 loading.join()
-                with interrupts_between_calls(session), code_for_workers(session, project.spec):
-                    check_places({"places.tables": Storage.of(project.tables.folder)}, session)
-                    champion = state.champion()
+                with interrupts_between_calls(session), code_for_workers(session, spec):
+                    check_places({"places.tables": Storage.of(run.project.tables.folder)}, session)
+                    champion = run.champion()
                     record.model["before"] = champion.version if champion else None
                     _make_what_is_stale(steps, run, session)
-                    champion = state.champion()
+                    champion = run.champion()
                     record.model["champion"] = champion.version if champion else None
                     _end(run)
-                clean_up(project, state, run.notes, run.request.now)
+                clean_up(run)
     except BaseException as error:
         outage = outage_error(error)
         record.fail(outage or error)
@@ -91,7 +90,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
         raise
     finally:
         record.seconds, record.steps = time.perf_counter() - started, run.notes
-        leave(project, state, record)
+        leave(run)
     return record
 
 
@@ -100,46 +99,38 @@ def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) ->
     passed: dict[str, tuple[str, ...]] = {}
     attempts: set[tuple[str | None, ...]] = set()
     while True:
-        run.state.look_again()
+        run.look_again()
         for stale in walk(steps, run, passed):
-            step = stale.step
+            step, keys = stale.step, list(stale.keys.values())
             if stale:
-                attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
+                attempt = (step.name, *sorted(stale.keys), *keys)
                 if attempt in attempts:  # a fault of the step's, which would be made for ever
                     raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
                 attempts.add(attempt)
-                _make(stale, run, spark)
+                started = time.perf_counter()
+                if step.listed:
+                    emit("step", name=step.name, state="started")
+                if step.loads_torch:
+                    torch_for_workers(spark)
+                worked = step.make(run, spark, stale)
+                if step.name != "trial":  # which notes each trial as it ends
+                    key, seconds = keys[0] if len(keys) == 1 else None, time.perf_counter() - started
+                    run.note(StepNote(name=step.name, key=key or "", kept=not worked, seconds=seconds))
                 if step.looks:  # once a run, whatever it has seen
                     passed[step.name] = tuple(stale.keys)
                     step.tell(run)
                 break
             if passed.get(step.name) != tuple(stale.fresh):  # other windows are learnt from where a label is missing
-                if step.name == "ingest" and not any(note.name == "ingest" for note in run.notes):
-                    check_columns(spark, run.project, run.state)
-                _note_if_kept(stale, run)
+                noted = any(note.name == step.name for note in run.notes)
+                if step.name == "ingest" and not noted:
+                    check_columns(spark, run)
+                if step.listed and not step.looks and not noted and (stale.fresh or step.name == "ingest"):
+                    key = stale.fresh[0] if len(stale.fresh) == 1 and step.learns else ""
+                    run.note(StepNote(name=step.name, key=key, kept=True, seconds=0.0))
                 passed[step.name] = tuple(stale.fresh)
                 step.tell(run)
         else:
             return
-
-
-def _make(stale: Stale, run: Run, spark: SparkSession) -> None:
-    """Make what is stale of a step, and note how long it took."""
-    step, keys, started = stale.step, list(stale.keys.values()), time.perf_counter()
-    if step.listed:
-        emit("step", name=step.name, state="started")
-    worked = step.make(run, spark, stale)
-    if step.name != "trial":  # which notes each trial as it ends
-        key = keys[0] or "" if len(keys) == 1 else ""
-        run.note(StepNote(name=step.name, key=key, kept=not worked, seconds=time.perf_counter() - started))
-
-
-def _note_if_kept(fresh: Stale, run: Run) -> None:
-    """Note that what an earlier run has made was taken, where there is anything."""
-    step, noted = fresh.step, any(note.name == fresh.step.name for note in run.notes)
-    if step.listed and not step.looks and not noted and (fresh.fresh or step.name == "ingest"):
-        key = fresh.fresh[0] if len(fresh.fresh) == 1 and step.learns else ""
-        run.note(StepNote(name=step.name, key=key, kept=True, seconds=0.0))
 
 
 def _end(run: Run) -> None:
@@ -148,8 +139,10 @@ def _end(run: Run) -> None:
     done_steps = list(dict.fromkeys(note.name for note in run.notes if not note.kept))
     producing_steps = [name for name in done_steps if name not in ("live", "drift")]  # these only look
     stop_text = "" if until is None else f"stopped after {until}, as asked"
-    waits = parts_to_learn(run)[1] if until != "ingest" else ""
-    published = published_now(run) if "publish" in done_steps else None
+    parts, waits = parts_to_learn(run) if until != "ingest" else (None, "")
+    published: Published | None = None
+    if parts is not None and "publish" in done_steps:
+        published = PublishStep().kept(run, parts)
     if published is not None:
         outcome: Outcome = "promoted" if published.promoted else "not promoted"
         record.end(outcome, "; ".join(filter(None, [published.reason, stop_text])))
@@ -159,7 +152,7 @@ def _end(run: Run) -> None:
     elif producing_steps or run.compares_anew or (stop_text and done_steps):
         text = f"did {', '.join(producing_steps or done_steps)}, from which neither a model nor predictions followed"
         record.end("stopped", stop_text or "; ".join(filter(None, [text, waits])))
-    elif not waits and not source_windows(run) and not run.state.windows():
+    elif not waits and not source_windows(run) and not run.windows():
         raise DataError("the source has no rows: wait for data, or correct source")
     else:
         upto = "" if until is None else f" up to {until}"
@@ -168,24 +161,23 @@ def _end(run: Run) -> None:
         logger.warning("%s", waits)
 
 
-def leave(project: Project, state: State, record: RunRecord) -> None:
+def leave(run: Run) -> None:
     """Write report, record and row of a run, and notify whom the file names.
 
     What cannot be written is a line in the log: nothing here changes what came of the run.
 
     Args:
-        project: the pipeline.
-        state: what there is of it.
-        record: complete but for places, versions and, if the run was cut short, the champion.
+        run: whose record is complete but for places, versions and, if it was cut short, the champion.
     """
-    spec, folder = project.spec, project.runs.child(record.run_id)
+    project, spec, record = run.project, run.spec, run.record
+    folder = project.runs.child(record.run_id)
     record.places["record"] = folder.child("record.json").uri
     record.message = project.file.redacted(record.message)
     record.versions = _versions()
     with interrupts_wait():  # else a run that has moved the champion could be none that anybody knows of
         with _tried("champion of this run was not found out"):
             if "champion" not in record.model:
-                champion = state.champion()
+                champion = run.champion()
                 record.model["champion"] = champion.version if champion is not None else None
         with _tried("report of this run was not written"):
             if record.outcome != "nothing new":  # what writes it need not be loaded then
@@ -281,8 +273,8 @@ def check_champion(run: Run) -> None:
     Raises:
         ConfigError: this run learns nothing, and there is no champion.
     """
-    if not run.request.train and run.request.until != "ingest" and run.state.champion() is None:
-        publish, registry = run.project.spec.publish, run.state.registry
+    if not run.request.train and run.request.until != "ingest" and run.champion() is None:
+        publish, registry = run.spec.publish, run.registry
         raise ConfigError(
             f"{publish.name} has no {publish.alias} in {registry.uri}, and this run learns nothing, so nobody can "
             "predict: run it once with training"

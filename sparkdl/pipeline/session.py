@@ -209,7 +209,8 @@ def torch_for_workers(spark: SparkSession) -> None:
     """
     environment = _environment(spark)
     if environment.get(_PRELOAD) == _ETL_PRELOAD:
-        environment[_PRELOAD] = _torch_preload()
+        preload = [name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0])]
+        environment[_PRELOAD] = ",".join(preload)
 
 
 def start_torch_daemon(spark: SparkSession) -> None:
@@ -247,10 +248,6 @@ def _ours(spec: PipelineSpec) -> dict[str, str]:
         "spark.executorEnv.PYTHONPATH": path,
         f"spark.executorEnv.{_PRELOAD}": os.environ.get(_PRELOAD, _ETL_PRELOAD),
     }
-
-
-def _torch_preload() -> str:
-    return ",".join(name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0]))
 
 
 def _by_size(size: int) -> dict[str, str]:

@@ -64,7 +64,7 @@ def status_of(run: Run) -> Status:
     Raises:
         StorageError: the pipeline's own places cannot be read.
     """
-    known_windows = run.state.windows()
+    known_windows = run.windows()
     due: tuple[str, ...] | None = None
     later: tuple[str, ...] | None = None
     problem = ""
@@ -75,8 +75,8 @@ def status_of(run: Run) -> Status:
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
     recent = list(islice(records(run.project.runs), _LOOK_BACK))
-    last_read = "" if due is not None or problem else _last_read(run.state.snapshot, recent)
-    champion, spec = run.state.champion(), run.project.spec
+    last_read = "" if due is not None or problem else _last_read(run.snapshot, recent)
+    champion, spec = run.champion(), run.project.spec
     version = None if champion is None else champion.version
     drifts = (record.drift for record in recent if record.drift is not None)
     published = (record.evaluated for record in recent if record.model.get("version") == version)

@@ -1,4 +1,4 @@
-"""Windows of time: which are due, and which train, validate, test and are scored. Pure arithmetic on names.
+"""Windows of time: which are to be emptied, and which train, validate, test and are scored. Pure arithmetic on names.
 
 A window is named by its start in UTC, ``2026-03-02`` (a day) or ``2026-03-02T05`` (an hour), so that names sort as time
 does.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -74,25 +74,23 @@ def ahead(windows: Collection[str], now: datetime) -> list[str]:
     return sorted(name for name in windows if name not in (WHOLE, NO_TIME) and _start(name) > now)
 
 
-def due(
-    source_windows: Mapping[str, str],
-    done_versions: Mapping[str, str],
+def emptied(
+    source_windows: Collection[str],
+    held: Collection[str],
     *,
     now: datetime,
     again: tuple[str, str] | None = None,
-    held: Collection[str] = (),
     remove: bool = False,
-) -> list[str]:
-    """The windows to do, in order; those that are not in ``source_windows`` are to be emptied.
+) -> set[str]:
+    """The windows that are to be emptied, since the source no longer holds them.
 
     Args:
-        source_windows: fingerprint of what the source holds, by window.
-        done_versions: fingerprint that each window was last done for.
-        now: windows that begin later are not due.
+        source_windows: those that the source holds.
+        held: those that rows were written of.
+        now: windows that begin later are left alone.
         again: first and last window to do in any case, both included.
-        held: windows that rows were written of.
-        remove: whether those of them that the source no longer holds are due; else only where ``again`` names them, or
-            where their rows can only be in other windows now.
+        remove: whether all that the source no longer holds are emptied; else only those that ``again`` names, and those
+            whose rows can only be in other windows now.
 
     Raises:
         DataError: ``again`` names no window, or the source holds nothing any more.
@@ -118,13 +116,7 @@ def due(
             name in (WHOLE, NO_TIME) or WHOLE in source_windows or name in days_by_hour or name[:10] in source_windows
         )
 
-    emptied = {name for name in deleted if remove or name in forced or moved(name)}
-    changed = {
-        name
-        for name in source_windows
-        if name not in later and (name in forced or done_versions.get(name) != source_windows[name])
-    }
-    return sorted(changed | emptied)
+    return {name for name in deleted if remove or name in forced or moved(name)}
 
 
 def deleted_text(staying: Sequence[str], removed: Sequence[str] = ()) -> str:

@@ -136,7 +136,7 @@ def refused(file):
     """A run that was refused, with its record."""
     run = Run(Project(load(file)))
     run.record.fail(DataError("no row is left"))
-    leave(run.project, run.state, run.record)
+    leave(run)
     return run
 
 
@@ -175,7 +175,7 @@ def test_a_report_that_is_there_is_left_as_it_is(file, refused, capsys):
 def test_a_run_that_found_nothing_new_hides_no_report(file, refused, capsys):
     later = Run(Project(load(file)), RunRequest(now=refused.request.now + timedelta(hours=1)))
     later.record.end("nothing new", "as it was")
-    leave(later.project, later.state, later.record)
+    leave(later)
     assert "report" not in later.record.places
     assert main(["report", file]) == 0
     assert capsys.readouterr().out.strip() == refused.record.places["report"]

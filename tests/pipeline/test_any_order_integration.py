@@ -97,13 +97,13 @@ class Shop(RuleBasedStateMachine):
     def _run(self, gate=None, **asked):
         run = self._new_run(**asked)
         if gate is not None:
-            write = ReceiptTable.write.__get__(run.state.receipts)
+            write = ReceiptTable.write.__get__(run.receipts)
 
             def gated(receipts):
                 gate.passed()
                 write(receipts)
 
-            run.state.receipts.write = gated
+            run.receipts.write = gated
         return execute(run, self.spark)
 
     @rule(day=st.sampled_from([1, 2, 3]))

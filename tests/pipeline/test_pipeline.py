@@ -21,7 +21,7 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import replacing
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.evaluate import publish_inputs
 from sparkdl.pipeline.summary import plan_lines
 from sparkdl.pipeline.windows import Parts
@@ -60,7 +60,7 @@ def test_where_a_version_is_mirrored_does_not_decide_whether_it_is_published_aga
     keys = []
     for word in ("", "publish.mlflow='sqlite:////data/mlflow.db'", "publish.alias=best"):
         run = Run(Project(loads(FILE, [f"root={folder}/data", *([word] if word else [])])))
-        keys.append(publish_inputs(run.project, run.state, Parts(train=(), validate=(), score=())))
+        keys.append(publish_inputs(run, Parts(train=(), validate=(), score=())))
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -178,7 +178,7 @@ def books(window, **more):
 
 def ingested(pipeline, *windows):
     """What earlier runs know of some windows."""
-    with replacing(Run(Project(pipeline.file)).state.receipts, "ingest", []) as made:
+    with replacing(Run(Project(pipeline.file)).receipts, "ingest", []) as made:
         for each in windows:
             made[each.window] = ("k", each)
 
@@ -254,7 +254,7 @@ def test_the_status_does_not_say_of_a_champion_that_there_is_none_to_compare_wit
     record.drift = Drifted(against=None, action="none", reason="there is no champion yet to compare with")
     record.write(Project(pipeline.file).runs.child(record.run_id).child("record.json"))
     assert pipeline.status().drift == record.drift
-    monkeypatch.setattr(State, "champion", lambda _: SimpleNamespace(version=1))
+    monkeypatch.setattr(Run, "champion", lambda _: SimpleNamespace(version=1))
     assert pipeline.status().drift is None
 
 

@@ -78,7 +78,7 @@ def refused(run, spark, kind=SparkdlError):
 def test_a_file_that_vanishes_while_the_source_is_read_is_named(spark, shop):
     shop.deliver(1, 2, 3)
     run = shop.new_run()
-    assert run.state.snapshot.files
+    assert run.snapshot.files
     (shop.rows / "02.parquet").unlink()
     assert "02.parquet was there when the run began and is gone" in refused(run, spark, DataError)
     assert shop.left() == (None, {})

@@ -96,7 +96,7 @@ def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(new_ru
     before = new_run()
     keep_source_windows(before, {"all": "f"})
     books = WindowReceipt(window="all", fingerprint="f", rules="", read=1, kept=1, quarantined=0, duplicates=0)
-    with replacing(before.state.receipts, "ingest", ["all"]) as made:
+    with replacing(before.receipts, "ingest", ["all"]) as made:
         before.project.tables.table("clean").append(pa.table({"quality": [6]}))
         made["all"] = (window_key(rules_of(before.project), "f"), books)
     for _ in range(2):

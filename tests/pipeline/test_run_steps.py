@@ -33,7 +33,7 @@ class Made(Step):
             run.learnt = self.turns_to
         else:
             receipt = Receipt(step=self.name, partition=run.learnt, key=run.learnt)
-            run.state.receipts.setdefault(self.name, {})[run.learnt] = receipt
+            run.receipts.setdefault(self.name, {})[run.learnt] = receipt
         return True
 
     def tell(self, run):
@@ -46,20 +46,19 @@ class Looking(Made):
     looks = True
 
     def wanted(self, run):
-        key = str(len(run.state.receipts.get("shards", {})))
+        key = str(len(run.receipts.get("shards", {})))
         return {key: key}
 
     def make(self, run, spark, stale):
         (key,) = stale.keys
         run.calls.append(f"make {self.name}")
-        run.state.receipts.setdefault(self.name, {})[key] = Receipt(step=self.name, partition=key, key=key)
+        run.receipts.setdefault(self.name, {})[key] = Receipt(step=self.name, partition=key, key=key)
         return True
 
 
 def walk(steps, learnt="all", **receipts):
     known = {name: {key: Receipt(step=name, partition=key, key=key) for key in keys} for name, keys in receipts.items()}
-    state = SimpleNamespace(receipts=_Receipts(known), look_again=lambda: None)
-    run = SimpleNamespace(learnt=learnt, calls=[], notes=[], state=state)
+    run = SimpleNamespace(learnt=learnt, calls=[], notes=[], receipts=_Receipts(known), look_again=lambda: None)
     run.note = run.notes.append
     _make_what_is_stale(steps, run, None)
     return run

@@ -21,10 +21,10 @@ from deltalake import write_deltalake
 from sparkdl.documents.typed import encode
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.window_receipt import Tables, WindowReceipt
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseLostError
-from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.project import Project, Tables
 from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.run import Run, RunRequest
@@ -87,7 +87,7 @@ class Shop:
         """Every row of these days is in the clean rows, once, and the receipts vouch for it."""
         rows = self.tables.table("clean").rows(["order"]).column("order").to_pylist()
         assert sorted(rows) == sorted(f"{day}-{n}" for day in range(1, days + 1) for n in range(ROWS))
-        receipts = self.new_run().state.receipts.of("ingest")
+        receipts = self.new_run().receipts.of("ingest")
         assert {name: receipt.read(WindowReceipt).kept for name, receipt in receipts.items() if receipt.key} == {
             f"2026-03-{day:02d}": ROWS for day in range(1, days + 1)
         }
@@ -152,7 +152,7 @@ def before_each_commit(patched, happens):
 
 def silence(run):
     """Let the holder of a lease seem silent for long."""
-    mine = run.state.lease
+    mine = run.lease
     beat = encode(replace(mine.holder, beat=mine.holder.beat - 1000))
     mine.folder.child(f"{mine.number:09d}.beat.json").write_atomic(beat)
 
@@ -277,7 +277,7 @@ def second_lease(run):
 
     with lease(run.project.runs.child("leases"), run.record.run_id) as mine:
         assert mine.claims_due
-        run.state.hold(mine)
+        run.hold(mine)
         yield
 
 

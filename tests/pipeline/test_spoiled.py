@@ -25,7 +25,7 @@ from msgspec import inspect
 
 from sparkdl.cli import main
 from sparkdl.errors import PipelineFileError
-from sparkdl.pipeline import schema, session
+from sparkdl.pipeline import schema
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.file.decode import alternatives, fields_of, sections_of, whole_file
 from sparkdl.pipeline.file.problems import Problems
@@ -333,7 +333,7 @@ def test_every_column_that_init_writes_misspelt_is_told_before_spark_starts(init
     def started(spec):
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(session, "open_session", started)
+    monkeypatch.setattr("sparkdl.pipeline.run.open_session", started)
     file, whole = inits
     paths = list(columns_in(whole))
     assert len(paths) > 4

@@ -1,4 +1,4 @@
-"""What is due, what is ahead, what trains and what is scored."""
+"""What is ahead, what trains and what is scored."""
 
 from __future__ import annotations
 
@@ -10,64 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, deleted_text, due, spans, split_by_time
+from sparkdl.pipeline.windows import NO_TIME, ahead, deleted_text, spans, split_by_time
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]
-
-
-def test_what_is_new_or_changed_is_due_and_nothing_else():
-    done = {day: "a" for day in DAYS[:-1] if day != "2026-03-04"}
-    found = {**dict.fromkeys(DAYS, "a"), "2026-03-02": "b"}
-    assert due(found, done, now=NOW) == ["2026-03-02", "2026-03-04", "2026-03-10"]
-
-
-def test_a_date_to_come_is_left_alone_until_it_comes():
-    found = {"2026-03-09": "a", "2026-03-11": "a", "2099-01-01": "a"}
-    assert due(found, {}, now=NOW) == ["2026-03-09"]
-    assert ahead(found, NOW) == ["2026-03-11", "2099-01-01"]
-    assert due(found, {"2026-03-09": "a"}, now=datetime(2026, 3, 11, tzinfo=UTC)) == ["2026-03-11"]
-
-
-def test_backfill_names_windows_again():
-    same = dict.fromkeys(DAYS, "a")
-    assert due(same, same, now=NOW) == []
-    assert due(same, same, now=NOW, again=("2026-03-03", "2026-03-04")) == ["2026-03-03", "2026-03-04"]
-    with pytest.raises(DataError, match="none of the 10 windows of the source, 2026-03-01 to 2026-03-10"):
-        due(same, same, now=NOW, again=("2026-04-01", "2026-04-02"))
-
-
-def test_a_window_that_the_source_no_longer_holds_is_due_where_that_is_asked_for():
-    found, done = dict.fromkeys(DAYS[1:], "a"), dict.fromkeys(DAYS, "a")
-    assert due(found, done, now=NOW, held=DAYS) == []
-    assert due(found, done, now=NOW, held=DAYS, remove=True) == DAYS[:1]
-    assert due(found, done, now=NOW, held=DAYS, again=(DAYS[0], DAYS[0])) == DAYS[:1]
-    assert due(found, done, now=NOW, held=DAYS, again=(DAYS[0], DAYS[1])) == DAYS[:2]
-    assert due(found, done, now=NOW, held=DAYS[1:], remove=True) == []  # emptied before
-
-
-@pytest.mark.parametrize("lost", [NO_TIME, WHOLE, "2026-03-05"])
-def test_a_window_whose_rows_can_only_be_in_others_now_is_due(lost):
-    found = {"2026-03-04T23": "a", "2026-03-05T00": "a"}
-    assert due(found, found, now=NOW, held=[lost, *found]) == [lost]
-    assert due(found, found, now=NOW, held=["2026-03-06", *found]) == []
-    assert due({"2026-03-05": "a"}, {"2026-03-05": "a"}, now=NOW, held=[*found]) == ["2026-03-05T00"]
-    assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW, held=[lost, WHOLE]) == [name for name in [lost] if name != WHOLE]
-
-
-@pytest.mark.parametrize("remove", [True, False])
-@pytest.mark.parametrize("again", [None, (DAYS[0], DAYS[-1])])
-def test_a_source_that_holds_nothing_any_more_is_refused_and_removes_nothing(remove, again):
-    with pytest.raises(DataError, match="holds no rows, and the clean rows are of 10 windows 2026-03-01 to 2026-03-10"):
-        due({}, {}, now=NOW, held=DAYS, remove=remove, again=again)
-    assert due({}, {}, now=NOW) == []
-
-
-@pytest.mark.parametrize("found", [{"2099-01-01": "a"}, {NO_TIME: "a"}, {NO_TIME: "a", "2099-01-01": "a"}])
-def test_rows_of_no_window_that_has_begun_do_not_empty_all_others(found):
-    with pytest.raises(DataError, match="holds no rows of any window that has begun"):
-        due(found, found, now=NOW, held=DAYS, remove=True)
-    assert due(found, found, now=NOW, held=DAYS) == []
 
 
 def test_what_became_of_deleted_windows_is_said_with_what_can_be_done():
@@ -77,11 +23,6 @@ def test_what_became_of_deleted_windows_is_said_with_what_can_be_done():
         "2 windows 2026-03-01 to 2026-03-04 of the clean rows that the source no longer holds: "
         "--backfill 2026-03-01..2026-03-04 or source.deleted_windows=remove takes them out"
     )
-
-
-def test_a_source_without_time_is_one_window():
-    assert due({WHOLE: "a"}, {}, now=NOW) == [WHOLE]
-    assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW) == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sparkdl.pipeline.state.evaluator import nothing_new, stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable
 from sparkdl.pipeline.state.results import Live, Scored
-from sparkdl.pipeline.state.run import Run, RunRequest, State
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import score, steps_asked_for
 from sparkdl.pipeline.steps.drift import Looked
 from sparkdl.pipeline.steps.ingest import rules_of
@@ -82,8 +82,8 @@ def looked(monkeypatch):
         return lambda *given, **named: Counted(function(*given, **named))
 
     Counted.looked.clear()
-    monkeypatch.setattr(State, "windows", counting_results_of(State.windows))
-    monkeypatch.setattr(State, "content", counting_results_of(State.content))
+    monkeypatch.setattr(Run, "windows", counting_results_of(Run.windows))
+    monkeypatch.setattr(Run, "content", counting_results_of(Run.content))
     monkeypatch.setattr(score, "scored_windows", counting_results_of(score.scored_windows))
     monkeypatch.setattr(ReceiptTable, "of", counting)
     monkeypatch.setattr(state_receipts, "sha256_hex", hashing)
@@ -113,9 +113,9 @@ def new_run(tmp_path, hours):
         split: {{by: time, train: all, validate: 1 day, score: 1 day}}
         """
         run = Run(Project(loads(text, overrides)), RunRequest(now=NOW, **asked))
-        run.state.snapshot = SourceSnapshot(state="now", windows=Counted(dict.fromkeys(held, "rows")))
-        run.state.look_again = lambda: None
-        run.state._champion = [champion]
+        run.snapshot = SourceSnapshot(state="now", windows=Counted(dict.fromkeys(held, "rows")))
+        run.look_again = lambda: None
+        run._champion = [champion]
         return run
 
     facts = {"drift": lambda name: Looked(drift=None), "live": lambda name: Live(label="y", metric="rmse")}
@@ -138,7 +138,7 @@ def new_run(tmp_path, hours):
         for name, key in keys.items():
             text = encode(facts[step.name](name)).decode()
             receipts.append(Receipt(step=step.name, partition=name, key=key, facts=text))
-        run.state.receipts.write(receipts)
+        run.receipts.write(receipts)
     return made
 
 

@@ -1,21 +1,15 @@
-"""A checksum of the rows that enter a pass, by window, and the check that as many leave it.
-
-Spark counts the rows on their way with one sum more, in which each row stands for its window: what leaves the pass must
-give both numbers again, so no window lost or gained a row. Only where they differ are the rows read once more and
-counted by window, since a stage that Spark ran twice counts twice as well.
-"""
+"""A checksum of the rows that enter a pass, by window, and the check that as many leave it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import KEPT, Outcomes
 from sparkdl.pipeline.windows import NO_TIME, WINDOW
-from sparkdl.tables.parquet import FileRow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +19,11 @@ AS_READ = "as read"
 
 
 class RowChecksum:
-    """A count of the rows that enter one pass, and a sum in which each row stands for its window."""
+    """A count of the rows that enter one pass, and a sum in which each row stands for its window.
+
+    Only where what leaves the pass gives other numbers are the rows read once more and counted by window, since a stage
+    that Spark ran twice counts twice as well.
+    """
 
     def __init__(self) -> None:
         from pyspark.sql import Observation
@@ -125,10 +123,3 @@ def check_hashes(todo: Mapping[str, str], outcomes_by_window: Mapping[str, Outco
                 "with a window and without"
             )
         logger.warning("%s; the next run reads the window once more", difference)
-
-
-def check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:
-    """Refuse files that do not hold as many rows as were counted for the table ``uri``."""
-    written = sum(file.rows for file in files)
-    if written != expected:
-        raise DataError(f"{uri} got {written} rows and {expected} were counted: its place loses rows, so run again")

@@ -1,12 +1,4 @@
-"""What becomes of each row: kept, quarantined for a reason, or dropped as a duplicate.
-
-All rows stay, with the column ``_outcome``. They are counted where they are written, see ``validate.py``.
-
-Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables and
-never in neither. A row is refused for the first reason alone, and counts for each condition that fails a run, whatever
-else is wrong with it. Of rows with one key in one window one stays: a valid one before an invalid one, the newest by
-the source's time, then the one whose content hashes lowest; it follows from the rows, not from their order.
-"""
+"""What becomes of each row: kept, quarantined for a reason, or dropped as a duplicate."""
 
 from __future__ import annotations
 
@@ -41,6 +33,11 @@ def validated(
     frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: str | None = None
 ) -> DataFrame:
     """Add ``_outcome`` and ``_broken`` (the names of what a row broke that warns or fails) to every row.
+
+    Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables
+    and never in neither. A row is refused for the first reason alone, and counts for each condition that fails a run,
+    whatever else is wrong with it. Of rows with one key in one window one stays: a valid one before an invalid one, the
+    newest by the source's time, then the one whose content hashes lowest, which no order of the rows changes.
 
     Args:
         frame: rows with ``_window``; with ``_salt``, too, which then follows from the key, where those of a window are

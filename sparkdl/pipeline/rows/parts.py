@@ -70,28 +70,6 @@ def _outcomes(window_receipts: Mapping[str, WindowReceipt]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def parts_to_do(
-    spec: PipelineSpec, window_receipts: Mapping[str, WindowReceipt], *, train: bool, champion: bool
-) -> tuple[Parts, str]:
-    """The same, and why nothing is learnt although that was asked for: a champion predicts all the same.
-
-    Args:
-        spec: the pipeline.
-        window_receipts: what is known of the clean rows of each window.
-        train: whether to learn.
-        champion: whether there is one.
-
-    Raises:
-        DataError: a part that is needed is left without a window.
-    """
-    try:
-        return parts_of(spec, window_receipts, train=train), ""
-    except DataError as error:
-        if not (train and champion):
-            raise
-        return parts_of(spec, window_receipts, train=False), f"learning waits: {error}"
-
-
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:
     """The clean rows of one part.
 
@@ -107,10 +85,9 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     from pyspark.sql import functions as F
 
     chosen = clean.where(F.col(WINDOW).isin(*windows))
-    if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":
-        low, high = _slots(spec.split, part)
-        slot = F.pmod(F.xxhash64(F.lit(spec.split.seed), unit_of(chosen, spec)), F.lit(_SLOTS))
-        return chosen.withColumn(SLOT, slot).where(F.col(SLOT).between(low, high - 1)).drop(SLOT)
+    if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":  # numbers rows, which no condition can
+        slot = _slot(spec.split, [unit_of(chosen, spec)])
+        return chosen.withColumn(SLOT, slot).where(_of_part(spec.split, part, F.col(SLOT))).drop(SLOT)
     condition = _condition(clean, spec, part)
     return chosen if condition is None else chosen.where(condition)
 
@@ -157,7 +134,7 @@ def unseen_rows(
         return ~taught
     names = [quoted(name) for name in hashed]
     units = [F.col(name) for name in names] if then.group else [content_hash(rows.select(*names))]
-    return ~(taught & _in_slots(then, "train", units))
+    return ~(taught & _of_part(then, "train", _slot(then, units)))
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
@@ -183,19 +160,18 @@ def _units(rows: DataFrame, spec: PipelineSpec, without: Collection[str] = ()) -
     return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows, without)]
 
 
-def _slots(split: HashSplit, part: Part) -> tuple[int, int]:
-    """The first slot of a part, and the one behind its last."""
-    order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
-    first = sum(getattr(split, name) for name in order[: order.index(part)])
-    return round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
-
-
-def _in_slots(split: HashSplit, part: Part, units: Sequence[Column]) -> Column:
-    """Whether a row is of a part, by what it is of."""
+def _slot(split: HashSplit, units: Sequence[Column]) -> Column:
+    """The slot of a row, by what it is of."""
     from pyspark.sql import functions as F
 
-    low, high = _slots(split, part)
-    return F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS)).between(low, high - 1)
+    return F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS))
+
+
+def _of_part(split: HashSplit, part: Part, slot: Column) -> Column:
+    """Whether a row of this slot is of a part."""
+    order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
+    first = sum(getattr(split, name) for name in order[: order.index(part)])
+    return slot.between(round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS) - 1)
 
 
 def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
@@ -204,7 +180,7 @@ def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | Non
     split = spec.split
     if isinstance(split, HashSplit):
         # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
-        return _in_slots(split, part, _units(clean, spec, without=tuple(spec.label)))
+        return _of_part(split, part, _slot(split, _units(clean, spec, without=tuple(spec.label))))
     if isinstance(split, ColumnSplit):
         if split.column not in clean.columns:
             raise SchemaError(f"split.column names {split.column!r}, the rows have {clean.columns}: name one of these")

@@ -1,8 +1,4 @@
-"""Validated rows to the files of two tables, and to their counts and hashes, in one pass.
-
-None of the files is committed here. What is counted is what is written, row by row, in one report a task: there is no
-second reading that could differ.
-"""
+"""Validated rows to the files of two tables, and to their counts and hashes, in one pass."""
 
 from __future__ import annotations
 
@@ -60,7 +56,7 @@ def validate_rows(
     quarantine: WriteTask,
     read: Callable[[Task, str], DataFrame] | None = None,
 ) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
-    """Write validated rows, and count them by window.
+    """Write validated rows to files that nobody has committed yet, and count by window what is written.
 
     Args:
         rows: as ``validated`` leaves them.

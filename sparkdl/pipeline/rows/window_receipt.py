@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.documents.typed import Count
-from sparkdl.tables.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +49,3 @@ def transformed(receipts: Iterable[WindowReceipt]) -> tuple[int, int] | None:
     if all(source_rows == rows for source_rows, rows in row_counts):
         return None
     return sum(source_rows for source_rows, _ in row_counts), sum(rows for _, rows in row_counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tables:
-    """The tables of one pipeline, below one folder."""
-
-    folder: str
-
-    def table(self, name: str) -> Table:
-        """One of them: ``clean``, ``quarantine``, ``receipts``, ``predictions``, ``runs``."""
-        return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
-
-    def version(self, name: str) -> int:
-        """The newest version of one of them, -1 where it is not there."""
-        table = self.table(name)
-        return table.version() if table.exists() else -1

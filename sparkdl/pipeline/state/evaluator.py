@@ -23,18 +23,18 @@ class Step:
 
     Attributes:
         name: that the record, ``--until`` and receipts know it by.
-        learns: whether it is one from clean rows to a published model.
+        learns: whether it is one from clean rows to a published model, each of which reads what those before it made.
         looks: whether it only looks at what others have made: once a run, which is not due for it alone.
+        loads_torch: whether workers predict or train for it, which then start with torch in memory.
         listed: whether plan and ``--until`` know it by its name.
-        reads: the steps that it cannot be judged without, once one of them is stale.
         cause: why a partition is stale, in words, where there is no more to say.
     """
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False
     looks: ClassVar[bool] = False
+    loads_torch: ClassVar[bool] = False
     listed: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ()
     cause: ClassVar[str]
 
     def wanted(self, run: Run) -> Mapping[str, str | None] | None:
@@ -105,7 +105,7 @@ class Stale:
 
     def reasons(self, run: Run) -> dict[str, str]:
         """Why each partition is stale, in words."""
-        receipts = run.state.receipts.of(self.step.name)
+        receipts = run.receipts.of(self.step.name)
         return {name: self.step.why(run, name, receipts.get(name)) for name in self.keys}
 
 
@@ -118,7 +118,7 @@ def stale_of(step: Step, run: Run) -> Stale:
     keys = step.wanted(run)
     if keys is None:
         return Stale(step=step, keys={}, known=False)
-    receipts = run.state.receipts.of(step.name)
+    receipts = run.receipts.of(step.name)
 
     def holds(partition: str, key: str | None) -> bool:
         receipt = receipts.get(partition)

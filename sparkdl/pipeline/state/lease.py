@@ -243,7 +243,13 @@ def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lea
     last = numbers[-1] if numbers else 0
     earlier = _holder(folder, last) if last else None
     holder = Holder.here(run_id, earlier.domain if earlier and earlier.domain else uuid.uuid4().hex, clock)
-    if earlier is not None and not _succeeds(holder, earlier):
+    later_attempt = (  # which YARN started since the one before has failed
+        earlier is not None
+        and holder.application != ""
+        and holder.application == earlier.application
+        and holder.attempt > earlier.attempt
+    )
+    if earlier is not None and not later_attempt:
         earlier = _watched(folder, last, earlier, stale_after, clock)
     if earlier is not None and not earlier.released:
         logger.warning("%s is gone without giving its lease back: this run takes over", earlier)
@@ -260,11 +266,6 @@ def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lea
                 folder.child(name).delete()
     fence = Fence(f"sparkdl-pipeline-{holder.domain}", last + 1)
     return Lease(folder, last + 1, holder, claims_due, fence)
-
-
-def _succeeds(mine: Holder, earlier: Holder) -> bool:
-    """Whether YARN started this process since the one before has failed."""
-    return mine.application != "" and mine.application == earlier.application and mine.attempt > earlier.attempt
 
 
 def _watched(folder: Storage, number: int, earlier: Holder, stale_after: float, clock: Clock) -> Holder:

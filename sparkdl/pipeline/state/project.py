@@ -8,10 +8,21 @@ from typing import Any
 
 from sparkdl.pipeline.code import code_hash, named_functions, split_target
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.storage import Storage
+from sparkdl.tables.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The tables of one pipeline, below one folder."""
+
+    folder: str
+
+    def table(self, name: str) -> Table:
+        """One of them: ``clean``, ``quarantine``, ``receipts``, ``predictions``, ``runs``."""
+        return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Project:
     def tables(self) -> Tables:
         """The tables of the pipeline."""
         return Tables(folder=str(self.spec.places.tables))
+
+    @property
+    def predictions(self) -> Table:
+        """The table that the champion's predictions go to, which may be anybody's."""
+        return Table(str(self.spec.score.target))
 
     @cached_property
     def source(self) -> Source:

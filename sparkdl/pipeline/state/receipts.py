@@ -153,11 +153,11 @@ class ReceiptTable:
         table: of the receipts.
         folder: of the documents, ``<step>/<key>.json``.
         run_id: of the run that writes receipts.
-        lease: that they are written under; None where nobody else can be at work.
     """
 
-    def __init__(self, table: Table, folder: Storage, run_id: str, lease: Lease | None = None) -> None:
-        self._table, self._folder, self._run_id, self._lease = table, folder, run_id, lease
+    def __init__(self, table: Table, folder: Storage, run_id: str) -> None:
+        self._table, self._folder, self._run_id = table, folder, run_id
+        self._lease: Lease | None = None
         self._receipts: dict[str, dict[str, Receipt]] | None = None
         self._results: dict[tuple[str, str], Any] = {}
         self._writing = threading.Lock()  # of trials that end side by side: commits of one epoch are numbered

@@ -180,7 +180,8 @@ class Boosted:
         if self.trees is None or self.model is None or metric not in self.trees.values:
             return ""
         trees, model = self.trees.values[metric], self.model.values.get(metric)
-        sampled = f" on {self.trees.rows:,} of {self.of_judging:,} held-out rows" if self._sampled else ""
+        is_sampled = self.trees.rows < self.of_judging
+        sampled = f" on {self.trees.rows:,} of {self.of_judging:,} held-out rows" if is_sampled else ""
         beside = "undefined" if model is None else f"{model:.4g}"
         return f"LightGBM has {metric} {trees:.4g}, the model {beside}{sampled}; {self.conditions()}"
 
@@ -191,10 +192,6 @@ class Boosted:
         parts += ["stopped by the clock"] if self.out_of_time else []
         parts += [f"without {', '.join(self.left_out)}, which trees cannot take"] if self.left_out else []
         return ", ".join(parts)
-
-    @property
-    def _sampled(self) -> bool:
-        return self.trees is not None and self.trees.rows < self.of_judging
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One run of a pipeline: what was asked for, what there is, and what the run has done so far."""
+"""One run of a pipeline: what was asked for, what there is, and what it has done so far."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.observe import emit
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.lease import Lease
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, StepNote
@@ -91,41 +92,59 @@ class Places:
         return address in self._there
 
 
-class State:
-    """What there is of a pipeline: source, receipts, clean rows and models, as a run sees and changes them.
+class Run:
+    """One run, and what there is of its pipeline: source, receipts, clean rows and models, as it sees and changes them.
+
+    It is also one that is only planned, or never begun, where it is asked how a pipeline stands.
 
     Args:
         project: the pipeline.
-        run_id: of the run, which its receipts carry.
+        request: what is asked for; None asks for everything, now.
 
     Attributes:
-        lease: that the run commits under; None until it has one.
+        run_id: that its receipts carry.
+        lease: that it commits under; None until it has one.
         places: whether what receipts name is still there.
+        notes: what it did about each step.
+        again: first and last window that are still to be done in any case.
+        compares_anew: whether drift is compared by other thresholds than it was, for which alone a run is due.
+        windows_read: a hash of what the source held for each window when it was read, where only Spark can tell.
     """
 
-    def __init__(self, project: Project, run_id: str) -> None:
-        self._project, self._run_id = project, run_id
+    def __init__(self, project: Project, request: RunRequest | None = None) -> None:
+        self.project = project
+        self.request = RunRequest() if request is None else request
+        self.run_id = f"{self.request.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.lease: Lease | None = None
         self.places = Places()
+        self.notes: list[StepNote] = []
+        self.again = self.request.again
+        self.compares_anew = False
+        self.windows_read: Mapping[str, str] | None = None
         self._champion: list[ModelVersion | None] | None = None
         self._windows: tuple[Mapping[str, Receipt], Mapping[str, WindowReceipt]] | None = None
         self._clean: tuple[Mapping[str, Receipt], DataFrame] | None = None
 
+    @property
+    def spec(self) -> PipelineSpec:
+        """What the file says."""
+        return self.project.spec
+
     @cached_property
     def receipts(self) -> ReceiptTable:
         """What was made, and by which key."""
-        table, folder = self._project.tables.table("receipts"), self._project.runs.child("steps")
-        return ReceiptTable(table, folder, self._run_id, self.lease)
+        table, folder = self.project.tables.table("receipts"), self.project.runs.child("steps")
+        return ReceiptTable(table, folder, self.run_id)
 
     @cached_property
     def registry(self) -> ModelRegistry:
         """Where models are published."""
-        return ModelRegistry(str(self._project.spec.places.registry))
+        return ModelRegistry(str(self.spec.places.registry))
 
     @cached_property
     def snapshot(self) -> SourceSnapshot:
         """The source as it was when this run first looked."""
-        return self._project.source.snapshot()
+        return self.project.source.snapshot()
 
     def windows(self) -> Mapping[str, WindowReceipt]:
         """What is known of the clean rows of each window, in order, those that are due again among them."""
@@ -146,13 +165,13 @@ class State:
         """The table of clean rows, as it was when it was first asked for since the last ingestion."""
         receipts = self.receipts.of("ingest")
         if self._clean is None or self._clean[0] is not receipts:
-            self._clean = receipts, self._project.tables.table("clean").read(spark)
+            self._clean = receipts, self.project.tables.table("clean").read(spark)
         return self._clean[1]
 
     def champion(self) -> ModelVersion | None:
         """The version that the alias points to, as ``look_again`` last saw it."""
         if self._champion is None:
-            name, alias = str(self._project.spec.publish.name), self._project.spec.publish.alias
+            name, alias = str(self.spec.publish.name), self.spec.publish.alias
             self._champion = [self.registry.get(name, alias) if alias in self.registry.aliases(name) else None]
         return self._champion[0]
 
@@ -174,8 +193,8 @@ class State:
         self.receipts.hold(lease)
         self.registry = replace(self.registry, fence=lease.fence)
         if lease.claims_due:
-            tables, predictions = self._project.tables, Table(str(self._project.spec.score.target))
-            for table in (tables.table("clean"), tables.table("quarantine"), predictions):
+            tables = self.project.tables
+            for table in (tables.table("clean"), tables.table("quarantine"), self.project.predictions):
                 table.claim(lease.fence.transaction())
             self.registry.claim()
             lease.claims_due = False
@@ -193,31 +212,6 @@ class State:
         if self.lease is not None:
             self.lease.check()
 
-
-class Run:
-    """One run; also one that is only planned, or never begun, where it is asked how a pipeline stands.
-
-    Args:
-        project: the pipeline.
-        request: what is asked for; None asks for everything, now.
-        state: what there is; None looks.
-
-    Attributes:
-        notes: what this run did about each step.
-        backfilled: whether the windows to do in any case have been done.
-        compares_anew: whether drift is compared by other thresholds than it was, for which alone a run is due.
-        windows_read: a hash of what the source held for each window when this run read it, where only Spark can tell.
-    """
-
-    def __init__(self, project: Project, request: RunRequest | None = None, state: State | None = None) -> None:
-        self.project = project
-        self.request = RunRequest() if request is None else request
-        self.run_id = f"{self.request.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        self.state = State(project, self.run_id) if state is None else state
-        self.notes: list[StepNote] = []
-        self.backfilled = self.compares_anew = False
-        self.windows_read: Mapping[str, str] | None = None
-
     def note(self, note: StepNote) -> None:
         """Note what was done about a step, and tell whoever listens."""
         self.notes.append(note)
@@ -227,7 +221,7 @@ class Run:
     def record(self) -> RunRecord:
         """What this run leaves, whatever comes of it."""
         return RunRecord(
-            pipeline=str(self.project.spec.name),
+            pipeline=str(self.spec.name),
             run_id=self.run_id,
             started=self.request.now.isoformat(timespec="seconds"),
             settings=self.project.file.resolved(),

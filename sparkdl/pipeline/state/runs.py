@@ -1,9 +1,4 @@
-"""Earlier runs: their records, and the table with one row a run, for whoever watches a pipeline over months.
-
-A row of the Delta table ``runs`` is written without Spark in one small commit; also of runs that found nothing new, so
-that a scheduler that fell silent shows as a gap. A later sparkdl adds columns and never changes one; rows of an earlier
-one hold nulls there.
-"""
+"""Earlier runs: their records, and the table with one row a run, for whoever watches a pipeline over months."""
 
 from __future__ import annotations
 
@@ -50,7 +45,8 @@ RUNS = pa.schema(
 )
 """Columns of the table. ``value`` and ``champion_value`` are the metric of challenger and champion on the same rows,
 ``baseline_value`` that of the best guess without a model,
-``version`` is the challenger, ``champion`` who is the champion after the run; ``drift`` is what was done about it."""
+``version`` is the challenger, ``champion`` who is the champion after the run; ``drift`` is what was done about it.
+A later sparkdl adds columns and never changes one; rows of an earlier one hold nulls there."""
 
 _COMPACT_EVERY = 32
 _LONGEST = 2000
@@ -58,7 +54,7 @@ _LONGEST = 2000
 
 
 def add_run(table: Table, record: RunRecord) -> None:
-    """Add the row of a run; others may do so at the same time.
+    """Add the row of a run, also of one that found nothing new, so that a scheduler that fell silent shows as a gap.
 
     Raises:
         StorageError: the table cannot be written.

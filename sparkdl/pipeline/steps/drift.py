@@ -1,9 +1,5 @@
 """The step ``drift``: windows that the champion was not trained on, compared with the rows that it was trained on.
 
-Each window is looked at once for each champion and each set of thresholds; a rule then decides over the last of them,
-so that a run with nothing new to look at decides as the run before it did. The champion is the one that a run begins
-with; another that it promotes is compared with from the next run on.
-
 Numbers, categories, ids and texts are compared by their values, lists and texts by their lengths as well; of vectors,
 images and date parts, and of lists and texts whose values are hashed, only whether they are missing or how long they
 are. Where training goes on from the champion, its statistics stay those of the rows that first fitted its features.
@@ -21,13 +17,12 @@ from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
 from sparkdl.pipeline.judging.drift import Drift, compare, decide
-from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
 from sparkdl.pipeline.state.run import Run
-from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all
+from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all, parts_to_do
 from sparkdl.pipeline.windows import NO_TIME, WINDOW
 
 if TYPE_CHECKING:
@@ -59,18 +54,21 @@ class Looked:
 
 
 class DriftStep(Step):
-    """Windows that the champion was not trained on, one receipt each for the newest champion that they met."""
+    """Windows that the champion was not trained on, one receipt each for the newest champion that they met.
+
+    A rule decides over the last of them, so that a run with nothing new to look at decides as the run before it did.
+    The champion is the one that a run begins with; one that it promotes is compared with from the next run on.
+    """
 
     name = "drift"
     looks = True
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by window; none without a champion."""
-        project, state = run.project, run.state
-        champion, content = state.champion(), state.content()
+        project, champion, content = run.project, run.champion(), run.content()
         if champion is None:
             return {}
-        code = {name: project.code[name] for name in token_functions(project.spec.features)}
+        code = {name: project.code[name] for name in token_functions(run.spec.features)}
         inputs = {"version": VERSION, "artifact": champion.artifact, "settings": _thresholds(project), "code": code}
         return {
             name: None if content[name] is None else content_key("drift", {**inputs, "rows": content[name]})
@@ -87,11 +85,11 @@ class DriftStep(Step):
         Or its thresholds are others than those by which windows were compared with this champion.
         """
         action = decided(run).action
-        retrains = action == "retrain" and run.request.train and not learns_from_all(run.project, run.state)
+        retrains = action == "retrain" and run.request.train and not learns_from_all(run)
         return action == "fail" or retrains or self._has_other_thresholds(run)
 
     def _has_other_thresholds(self, run: Run) -> bool:
-        champion, receipts, now = run.state.champion(), run.state.receipts.of(self.name), thresholds_key(run.project)
+        champion, receipts, now = run.champion(), run.receipts.of(self.name), thresholds_key(run.project)
         looks = [receipts[name].read(Looked) for name in self.wanted(run) if name in receipts and receipts[name].key]
         return champion is not None and any(
             look.artifact == champion.artifact and look.thresholds != now for look in looks
@@ -99,27 +97,26 @@ class DriftStep(Step):
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That it was not compared with this champion."""
-        champion = run.state.champion()
+        champion = run.champion()
         assert champion is not None
         return f"it is not compared with version {champion.version} yet"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare the windows that nobody has compared with this champion yet."""
-        state = run.state
-        champion = state.champion()
+        champion = run.champion()
         assert champion is not None
         run.compares_anew = self._has_other_thresholds(run)
         thresholds = thresholds_key(run.project)
         drift_by_window: Mapping[str, Drift] = {}
         problem = ""
         try:
-            drift_by_window = _compared(run.project, state.clean(spark), champion, list(stale.keys))
+            drift_by_window = _compared(run.project, run.clean(spark), champion, list(stale.keys))
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
             problem = f"the windows cannot be compared with version {champion.version}: {error}"
             logger.warning("drift: %s", problem)
         looked_at = () if problem else tuple(stale.keys)
         run.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
-        receipts, shown = state.receipts, {*stale.keys, *stale.fresh}
+        receipts, shown = run.receipts, {*stale.keys, *stale.fresh}
         past_windows = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
         if past_windows:
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past_windows])
@@ -139,7 +136,7 @@ class DriftStep(Step):
         looked_at = () if run.record.drift is None else run.record.drift.looked_at
         run.record.drift = drifted = replace(decided(run), looked_at=looked_at)
         if drifted.action == "retrain" and run.request.train:
-            learn_from_all(run.project, run.state)
+            learn_from_all(run)
         if drifted.action != "none":
             logger.warning("drift from version %s: %s", drifted.against, drifted.reason)
         if drifted.action == "fail":
@@ -151,22 +148,21 @@ class DriftStep(Step):
 
 def decided(run: Run) -> Drifted:
     """What the receipts of the windows say together, and what is to be done about it."""
-    state = run.state
-    champion = state.champion()
+    champion = run.champion()
     if champion is None:
         return Drifted(against=None, action="none", reason="there is no champion yet to compare with")
-    names = _windows(run, champion, state.content())
-    if not names:
+    keys, receipts = DriftStep().wanted(run), run.receipts.of("drift")
+    if not keys:
         reason = f"version {champion.version} was trained on all windows that there are"
         return Drifted(against=champion.version, action="none", reason=reason)
-    receipts = state.receipts.of("drift")
-    keys = DriftStep().wanted(run)
     looks = {
-        name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == keys[name]
+        name: receipts[name].read(Looked)
+        for name, key in keys.items()
+        if name in receipts and receipts[name].key == key
     }
     windows = {name: result.drift for name, result in looks.items() if result.drift is not None}
     problem = next((result.problem for result in looks.values() if result.problem), "")
-    action, reason = decide(run.project.spec.drift, windows)
+    action, reason = decide(run.spec.drift, windows)
     text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
     return Drifted(against=champion.version, action=action, reason=text, windows=windows)
 
@@ -176,19 +172,18 @@ def _windows(run: Run, champion: ModelVersion, content: Mapping[str, str | None]
 
     Where those are not known any more, the windows of the split that are held back from training.
     """
-    project, state = run.project, run.state
-    trained = trained_of(state.receipts, champion)
+    trained, receipts = trained_of(run.receipts, champion), run.windows()
     trained_on: Mapping[str, str | None] = {} if trained is None else trained.windows
     if not trained_on:
-        parts, _ = parts_to_do(project.spec, state.windows(), train=run.request.train, champion=True)
+        parts, _ = parts_to_do(run)
         trained_on = {name: content[name] for name in parts.train if name in content}
-    first, receipts = min(trained_on, default=""), state.windows()
+    first = min(trained_on, default="")
     names = sorted(
         name
         for name, rows in content.items()
         if receipts[name].kept and name != NO_TIME and name >= first and (rows is None or trained_on.get(name) != rows)
     )
-    return names[-max(project.spec.drift.of, _MOST_WINDOWS) :]
+    return names[-max(run.spec.drift.of, _MOST_WINDOWS) :]
 
 
 def trained_of(receipts: ReceiptTable, version: ModelVersion | None) -> Trained | None:

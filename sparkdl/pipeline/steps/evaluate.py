@@ -10,23 +10,16 @@ from sparkdl.errors import ConflictError, FencedError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
+from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
-from sparkdl.pipeline.state.evaluator import Stale, Step
-from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.results import Boosted, Evaluated, Published, Trained
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.drift import trained_of
-from sparkdl.pipeline.steps.learning import (
-    key_to_learn,
-    part_rows,
-    parts_to_learn,
-    unless_labels_are_missing,
-    windows_and_key,
-)
+from sparkdl.pipeline.steps.learning import LearningStep, part_rows, parts_to_learn
 from sparkdl.pipeline.steps.score import check_predictions
 from sparkdl.pipeline.steps.shards import prepared_of
-from sparkdl.pipeline.steps.train import train_key, trained_now
+from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import check_labels, check_weight, labelled
@@ -40,20 +33,21 @@ VERSION = 2
 """The version of how a model is judged and published; raise it when that changes."""
 
 
-class EvaluateStep(Step):
+class EvaluateStep(LearningStep):
     """One verdict on the newest training, against the champion of the time."""
 
     name = "evaluate"
-    learns = True
-    reads = ("features", "shards", "train")
+    loads_torch = True
+    result = Evaluated
 
-    def wanted(self, run: Run) -> Mapping[str, str | None]:
-        """The one key of the verdict."""
-        return key_to_learn(run, _evaluate_key)
-
-    def exists(self, run: Run, receipt: Receipt) -> bool:
-        """Whether it can be read."""
-        return run.state.receipts.result(self.name, receipt.key, Evaluated) is not None
+    def key(self, run: Run, parts: Parts) -> str | None:
+        """What decides the verdict: the publication, the report, and the version that the model is compared with."""
+        inputs = publish_inputs(run, parts)
+        if inputs is None:
+            return None
+        boosted = {"baseline": "off"} if run.spec.train.baseline == "off" else {}
+        report, against = run.project.settings["report"], judged_against(run, inputs)
+        return content_key("evaluate", {**inputs, "report": report, "against": against, **boosted})
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
@@ -61,61 +55,52 @@ class EvaluateStep(Step):
         tested = parts is not None and parts.test
         return "publish, report or the test windows differ" if tested else "publish or report differ"
 
-    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
+    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Evaluated:
         """Measure both models on the same held-out rows, and decide."""
-        from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.boosting import TreeRows, boosted, tree_rows
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
-        project, state = run.project, run.state
-        parts, key = windows_and_key(run, stale)
-        torch_for_workers(spark)
-        spec, clean, prepared = project.spec, state.clean(spark), prepared_of(project, state, parts, spark)
-        against = judged_against(project, state, publish_inputs(project, state, parts) or {})
-        versions = state.registry.list(str(spec.publish.name))
+        spec, clean, prepared = run.spec, run.clean(spark), prepared_of(run, parts, spark)
+        trusted, trained = run.project.trusted, TrainStep().kept(run, parts)
+        against = judged_against(run, publish_inputs(run, parts) or {})
+        versions = run.registry.list(str(spec.publish.name))
         rival = next((version for version in versions if version.version == against), None)  # or it was removed since
-        with unless_labels_are_missing(project, state, parts):
-            rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
-            training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
-            judging = with_last_values(rows, training, spec, prepared.labels)
-            trained = trained_now(project, state, parts)
+        rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
+        training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
+        judging = with_last_values(rows, training, spec, prepared.labels)
 
-            def judge() -> Evaluated:
-                return evaluate(judging, spec, prepared.labels, trained, rival, project.trusted, count, seen_reason)
+        def judge() -> Evaluated:
+            return evaluate(judging, spec, prepared.labels, trained, rival, trusted, count, seen_reason)
 
-            def rows_for_trees() -> TreeRows | Boosted | None:
-                if spec.train.baseline == "off":
-                    return None
-                stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
-                return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
+        def rows_for_trees() -> TreeRows | Boosted | None:
+            if spec.train.baseline == "off":
+                return None
+            stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
+            return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted)
 
-            label = judged_label(spec, prepared.labels)
-            passes: list[Callable[[], Any]] = [judge, rows_for_trees]
-            evaluated, trees = run_side_by_side(passes, spark, len(passes))
-            if isinstance(trees, TreeRows):  # in this thread, where Ctrl-C ends it
-                trees = boosted(trees, spec, prepared, label, count, trained)
-            windows = parts.windows(parts.judging)
-            evaluated = replace(evaluated, part=parts.judging, windows=windows, boosted=trees)
-            state.receipts.keep(self.name, key, evaluated)
-        return True
+        label = judged_label(spec, prepared.labels)
+        passes: list[Callable[[], Any]] = [judge, rows_for_trees]
+        evaluated: Evaluated
+        evaluated, trees = run_side_by_side(passes, spark, len(passes))
+        if isinstance(trees, TreeRows):  # in this thread, where Ctrl-C ends it
+            trees = boosted(trees, spec, prepared, label, count, trained)
+        return replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging), boosted=trees)
 
-    def tell(self, run: Run) -> None:
+    def tell_result(self, run: Run, parts: Parts) -> None:
         """The verdict."""
-        parts, _ = parts_to_learn(run)
-        if parts is not None:
-            run.record.evaluated = evaluated = _evaluated(run.project, run.state, parts)
-            decision = evaluated.decision
-            if decision.beats_baseline is False or decision.baseline_by_chance:
-                logger.warning(
-                    "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training "
-                    "went wrong",
-                    decision.baseline_text(),
-                    decision.challenger.values[decision.gate.metric],
-                    decision.rows,
-                )
+        run.record.evaluated = evaluated = self.kept(run, parts)
+        decision = evaluated.decision
+        if decision.beats_baseline is False or decision.baseline_by_chance:
+            logger.warning(
+                "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training went "
+                "wrong",
+                decision.baseline_text(),
+                decision.challenger.values[decision.gate.metric],
+                decision.rows,
+            )
 
 
-class PublishStep(Step):
+class PublishStep(LearningStep):
     """One version of the newest training in the registry, promoted where the verdict says so.
 
     The champion does not decide it: a challenger is judged once, and does not come back by itself after a rollback. Nor
@@ -123,114 +108,78 @@ class PublishStep(Step):
     """
 
     name = "publish"
-    learns = True
-    reads = ("features", "shards", "train", "evaluate")
+    result = Published
     cause = "publish differs, or the registry has lost the model"
 
-    def wanted(self, run: Run) -> Mapping[str, str | None]:
-        """The one key of the publication."""
-        return key_to_learn(run, _publish_key)
+    def key(self, run: Run, parts: Parts) -> str | None:
+        """What decides the publication."""
+        inputs = publish_inputs(run, parts)
+        return None if inputs is None else content_key("publish", inputs)
 
-    def exists(self, run: Run, receipt: Receipt) -> bool:
+    def is_there(self, run: Run, result: Published) -> bool:
         """Whether the registry that it went to still knows the model."""
-        state = run.state
-        registered = state.places.published(state.registry, str(run.project.spec.publish.name))
-        return registered and state.receipts.result(self.name, receipt.key, Published) is not None
+        return run.places.published(run.registry, str(run.spec.publish.name))
 
-    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
+    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Published:
         """Publish the model, and promote it if the verdict says so."""
         from sparkdl.interchange.mlflow import mirror_published
 
-        project, state = run.project, run.state
-        parts, key = windows_and_key(run, stale)
-        spec, champion = project.spec.publish, state.champion()
-        if state.receipts.of("evaluate").get(str(_evaluate_key(project, state, parts))) is None:
-            raise ConflictError(f"another run moved {spec.alias} of {spec.name} meanwhile: run again")
-        if _evaluated(project, state, parts).decision.promote:
-            check_predictions(run, spark, trained_now(project, state, parts).bundle)
-        published = _published(project, state, parts, champion)
-        if spec.mlflow is not None:  # with the alias where it points now
-            version = state.registry.get(str(spec.name), published.version)
-            mirror_published(state.registry, version, spec.mlflow)
-        state.receipts.keep(self.name, key, published)
-        return True
+        publish, evaluated = run.spec.publish, EvaluateStep().kept(run, parts)
+        if evaluated is None:
+            raise ConflictError(f"another run moved {publish.alias} of {publish.name} meanwhile: run again")
+        decision, trained = evaluated.decision, TrainStep().kept(run, parts)
+        if decision.promote:
+            check_predictions(run, spark, trained.bundle)
+        published = _published(run, parts, decision, trained)
+        if publish.mlflow is not None:  # with the alias where it points now
+            version = run.registry.get(str(publish.name), published.version)
+            mirror_published(run.registry, version, publish.mlflow)
+        return published
 
-    def tell(self, run: Run) -> None:
+    def tell_result(self, run: Run, parts: Parts) -> None:
         """What became of the challenger."""
-        parts, _ = parts_to_learn(run)
-        if parts is not None:
-            published = published_now(run)
-            assert published is not None
-            run.record.model |= {
-                "name": run.project.spec.publish.name,
-                "version": published.version,
-                "promoted": published.reason,
-            }
+        published = self.kept(run, parts)
+        run.record.model |= {
+            "name": run.spec.publish.name,
+            "version": published.version,
+            "promoted": published.reason,
+        }
 
 
-def published_now(run: Run) -> Published | None:
-    """What became of the newest training; None where there is none."""
-    parts, _ = parts_to_learn(run)
-    key = None if parts is None else _publish_key(run.project, run.state, parts)
-    return None if key is None else run.state.receipts.result("publish", key, Published)
-
-
-def publish_inputs(project: Project, state: State, parts: Parts) -> dict[str, Any] | None:
+def publish_inputs(run: Run, parts: Parts) -> dict[str, Any] | None:
     """What decides the publication of the training on these windows; None where one is not ingested yet."""
-    train, tested = train_key(project, state, parts), part_rows(state, parts.test)
+    train, tested = TrainStep().key(run, parts), part_rows(run, parts.test)
     if train is None or tested is None:
         return None
-    settings = {name: value for name, value in project.settings["publish"].items() if name != "mlflow"}
-    if project.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
+    settings = {name: value for name, value in run.project.settings["publish"].items() if name != "mlflow"}
+    if run.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
         settings["gate"] = {name: value for name, value in settings["gate"].items() if name != "baseline"}
-    units = {"units": project.spec.source.key}  # rows of one key are judged as one
+    units = {"units": run.spec.source.key}  # rows of one key are judged as one
     test = {"test": tested} if parts.test else {}
     return {"version": VERSION, "train": train, "publish": settings, **units, **test}
 
 
-def _publish_key(project: Project, state: State, parts: Parts) -> str | None:
-    inputs = publish_inputs(project, state, parts)
-    return None if inputs is None else content_key("publish", inputs)
-
-
-def _evaluate_key(project: Project, state: State, parts: Parts) -> str | None:
-    """What decides the verdict: the publication, the report, and the version that the model is compared with."""
-    inputs = publish_inputs(project, state, parts)
-    if inputs is None:
-        return None
-    against = judged_against(project, state, inputs)
-    boosted = {"baseline": "off"} if project.spec.train.baseline == "off" else {}
-    return content_key("evaluate", {**inputs, "report": project.settings["report"], "against": against, **boosted})
-
-
-def judged_against(project: Project, state: State, publish: Mapping[str, Any]) -> int | None:
+def judged_against(run: Run, publish: Mapping[str, Any]) -> int | None:
     """The version that a publication's model is compared with: the champion when it was first judged, or now.
 
     A model that is the champion itself is compared with the one that it followed.
 
     Args:
-        project: the pipeline.
-        state: what there is of it.
+        run: that judges.
         publish: what decides the publication.
     """
-    name, alias = str(project.spec.publish.name), project.spec.publish.alias
-    earlier = state.receipts.result("publish", content_key("publish", publish), Published)
-    if earlier is not None and state.places.published(state.registry, name):
+    name, alias = str(run.spec.publish.name), run.spec.publish.alias
+    earlier = run.receipts.result("publish", content_key("publish", publish), Published)
+    if earlier is not None and run.places.published(run.registry, name):
         return earlier.against
-    champion = state.champion()
+    champion = run.champion()
     if champion is None or champion.publication != publish["train"]:
         return champion.version if champion is not None else None
     # it is this very model: a run ended once the alias had moved, or only the gate was changed since
-    moves = [move for move in state.registry.history(name) if move.kind == "aliased" and move.alias == alias]
+    moves = [move for move in run.registry.history(name) if move.kind == "aliased" and move.alias == alias]
     followed = [move.previous for move in moves if move.version == champion.version]
-    published = {version.version for version in state.registry.list(name)}
+    published = {version.version for version in run.registry.list(name)}
     return followed[-1] if followed and followed[-1] in published else None
-
-
-def _evaluated(project: Project, state: State, parts: Parts) -> Evaluated:
-    evaluated = state.receipts.result("evaluate", str(_evaluate_key(project, state, parts)), Evaluated)
-    assert evaluated is not None
-    return evaluated
 
 
 def _judging(
@@ -240,7 +189,7 @@ def _judging(
 
     Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
     """
-    spec, part, record = run.project.spec, parts.judging, run.record
+    spec, part, record = run.spec, parts.judging, run.record
     windows = parts.windows(part)
     rows = rows_of(clean, spec, part, windows)
     labelled_rows, count = labelled(rows, prepared.labels.names), prepared.shards.validate_rows
@@ -249,7 +198,7 @@ def _judging(
         if spec.weight is not None:
             check_weight(labelled_rows, spec.weight, "test")
         record.rows["test"] = count = labelled_rows.count()
-    trained = trained_of(run.state.receipts, rival)
+    trained = trained_of(run.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
     unseen = None
     if trained is not None:
@@ -265,37 +214,36 @@ def _judging(
     return labelled_rows, count, why
 
 
-def _published(project: Project, state: State, parts: Parts, champion: ModelVersion | None) -> Published:
+def _published(run: Run, parts: Parts, decision: Decision, trained: Trained) -> Published:
     """Publish the model of the newest training, and promote it if the verdict says so."""
     from sparkdl.estimator.publishing import publish_bundle
 
-    name, alias = str(project.spec.publish.name), project.spec.publish.alias
-    evaluated, trained = _evaluated(project, state, parts), trained_now(project, state, parts)
-    decision, against = evaluated.decision, judged_against(project, state, publish_inputs(project, state, parts) or {})
+    name, alias, champion = str(run.spec.publish.name), run.spec.publish.alias, run.champion()
+    against = judged_against(run, publish_inputs(run, parts) or {})
     metrics, metric = dict(decision.challenger.values), decision.gate.metric
     if decision.baseline is not None and metric in decision.baseline.values:
         metrics[f"baseline_{metric}"] = decision.baseline.values[metric]
-    state.check_lease()  # before files are copied that nobody would need
+    run.check_lease()  # before files are copied that nobody would need
     version = publish_bundle(
-        state.registry,
+        run.registry,
         name,
         trained.bundle,
         trained.origin,
         metrics=metrics,
-        parameters=chosen_settings(project.file.resolved(), trained.settings),
-        publication=str(train_key(project, state, parts)),
+        parameters=chosen_settings(run.project.file.resolved(), trained.settings),
+        publication=str(TrainStep().key(run, parts)),
     ).version
     current_version = champion.version if champion is not None else None
+    reason, promoted = decision.reason, decision.promote
     if current_version == version:
-        already = "it is the champion already, and would not be promoted: "
-        reason = decision.reason if decision.promote else f"{already}{decision.reason}"
-        return Published(version=version, promoted=True, reason=reason, against=against)
-    if not decision.promote:
-        return Published(version=version, promoted=False, reason=decision.reason, against=against)
-    try:
-        state.registry.set_alias(name, alias, version, expected=current_version, reason=decision.reason)
-    except FencedError:
-        raise
-    except ConflictError as error:
-        raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
-    return Published(version=version, promoted=True, reason=decision.reason, against=against)
+        promoted = True
+        if not decision.promote:
+            reason = f"it is the champion already, and would not be promoted: {reason}"
+    elif promoted:
+        try:
+            run.registry.set_alias(name, alias, version, expected=current_version, reason=reason)
+        except FencedError:
+            raise
+        except ConflictError as error:
+            raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
+    return Published(version=version, promoted=promoted, reason=reason, against=against)

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.documents.typed import Source
 from sparkdl.features.fitted import Features, token_functions
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.state.evaluator import Stale, Step
-from sparkdl.pipeline.state.project import Project
-from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.steps.learning import (
-    key_to_learn,
-    part_rows,
-    parts_to_learn,
-    unless_labels_are_missing,
-    windows_and_key,
-)
+from sparkdl.pipeline.state.receipts import content_key
+from sparkdl.pipeline.state.run import Run
+from sparkdl.pipeline.steps.learning import LearningStep, part_rows
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
@@ -45,7 +37,7 @@ class FittedFeatures:
     start: str | None = None
 
 
-class FeaturesStep(Step):
+class FeaturesStep(LearningStep):
     """Features and labels fitted to the training rows, once for these rows.
 
     A training that goes on from the champion keeps the champion's, so that an id means what it meant. Which champion
@@ -54,64 +46,49 @@ class FeaturesStep(Step):
     """
 
     name = "features"
-    learns = True
+    result = FittedFeatures
     cause = "features, label, split or the training windows differ, or the champion of then is gone"
 
-    def wanted(self, run: Run) -> Mapping[str, str | None]:
-        """The one key of the training rows."""
-        return key_to_learn(run, features_key)
+    def key(self, run: Run, parts: Parts) -> str | None:
+        """What decides features that are fitted to the training rows, or taken from who is the champion then."""
+        inputs = _inputs(run, parts)
+        return None if inputs is None else content_key("features", inputs)
 
-    def exists(self, run: Run, receipt: Receipt) -> bool:
-        """Whether they can be read, and the bundle that they were taken from is there."""
-        fitted = run.state.receipts.result(self.name, receipt.key, FittedFeatures)
-        return fitted is not None and (fitted.start is None or run.state.places.file(fitted.start))
+    def is_there(self, run: Run, result: FittedFeatures) -> bool:
+        """Whether the bundle that they were taken from is there."""
+        return result.start is None or run.places.file(result.start)
 
-    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
+    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> FittedFeatures:
         """Fit them, or take the champion's."""
         from sparkdl.pipeline.work.prepare import champions_features, fit_features
 
-        project, state = run.project, run.state
-        parts, key = windows_and_key(run, stale)
-        champion = state.champion() if project.spec.train.start == "champion" else None
-        with unless_labels_are_missing(project, state, parts):
-            if champion is not None:
-                features, labels = champions_features(project.spec, champion)
-                fitted = FittedFeatures(features=features.to_json(), labels=labels.labels, start=champion.uri)
-            else:
-                receipts = state.windows()
-                windows = {name: receipts[name] for name in parts.train}
-                features, labels = fit_features(project, state.clean(spark), windows)
-                fitted = FittedFeatures(features=features.to_json(), labels=labels.labels)
-            state.receipts.keep(self.name, key, fitted)
-        return True
+        champion = run.champion() if run.spec.train.start == "champion" else None
+        if champion is not None:
+            features, labels = champions_features(run.spec, champion)
+            return FittedFeatures(features=features.to_json(), labels=labels.labels, start=champion.uri)
+        windows = {name: run.windows()[name] for name in parts.train}
+        features, labels = fit_features(run.project, run.clean(spark), windows)
+        return FittedFeatures(features=features.to_json(), labels=labels.labels)
 
-    def tell(self, run: Run) -> None:
+    def tell_result(self, run: Run, parts: Parts) -> None:
         """The windows of each part."""
-        parts, _ = parts_to_learn(run)
-        if parts is not None:
-            learnt = {part: list(parts.windows(part)) for part in ("train", "validate", "test")}
-            run.record.windows |= {part: windows for part, windows in learnt.items() if windows}
+        learnt = {part: list(parts.windows(part)) for part in ("train", "validate", "test")}
+        run.record.windows |= {part: windows for part, windows in learnt.items() if windows}
 
 
-def features_key(project: Project, state: State, parts: Parts) -> str | None:
-    """What decides features that are fitted to the training rows, or taken from who is the champion then."""
-    inputs = _inputs(project, state, parts)
+def fitted_key(run: Run, parts: Parts) -> str | None:
+    """The key of fitted features, with the address of the bundle that they were taken from, if any."""
+    inputs = _inputs(run, parts)
+    if inputs is not None and run.spec.train.start == "champion":
+        fitted = FeaturesStep().kept(run, parts)
+        if fitted is None:
+            return None
+        inputs |= {} if fitted.start is None else {"from": fitted.start}
     return None if inputs is None else content_key("features", inputs)
 
 
-def fitted_key(project: Project, state: State, parts: Parts) -> str | None:
-    """The key of fitted features, with the address of the bundle that they were taken from, if any."""
-    inputs = _inputs(project, state, parts)
-    if inputs is None or project.spec.train.start != "champion":
-        return None if inputs is None else content_key("features", inputs)
-    fitted = state.receipts.result("features", content_key("features", inputs), FittedFeatures)
-    if fitted is None:
-        return None
-    return content_key("features", inputs if fitted.start is None else {**inputs, "from": fitted.start})
-
-
-def _inputs(project: Project, state: State, parts: Parts) -> dict[str, Any] | None:
-    settings, rows = project.settings, part_rows(state, parts.train)
+def _inputs(run: Run, parts: Parts) -> dict[str, Any] | None:
+    settings, rows = run.project.settings, part_rows(run, parts.train)
     if rows is None:
         return None
     return {
@@ -119,16 +96,15 @@ def _inputs(project: Project, state: State, parts: Parts) -> dict[str, Any] | No
         "features": settings["features"],
         "label": settings["label"],
         "split": settings["split"],
-        "start": project.spec.train.start,
+        "start": run.spec.train.start,
         "rows": rows,
-        "code": {name: project.code[name] for name in token_functions(project.spec.features)},
+        "code": {name: run.project.code[name] for name in token_functions(run.spec.features)},
     }
 
 
-def features_of(project: Project, state: State, parts: Parts) -> tuple[Features, Labels, str | None]:
+def features_of(run: Run, parts: Parts) -> tuple[Features, Labels, str | None]:
     """The fitted features, the labels, and the address of the bundle that they are from."""
-    fitted = state.receipts.result("features", str(features_key(project, state, parts)), FittedFeatures)
-    assert fitted is not None
-    functions = {name: imported(name, "tokens") for name in token_functions(project.spec.features)}
+    fitted = FeaturesStep().kept(run, parts)
+    functions = {name: imported(name, "tokens") for name in token_functions(run.spec.features)}
     features = Features.from_json(fitted.features, Source("the result of the step 'features'"), functions.__getitem__)
     return features, Labels(labels=fitted.labels), fitted.start

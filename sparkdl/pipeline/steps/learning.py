@@ -1,18 +1,103 @@
-"""The windows that the next model learns from, and why none is learnt for now."""
+"""What the steps from clean rows to a published model have in common, and the windows that they learn from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkdl.documents.typed import encode
-from sparkdl.pipeline.rows.parts import parts_of, parts_to_do
-from sparkdl.pipeline.state.evaluator import Stale
-from sparkdl.pipeline.state.project import Project
+from sparkdl.errors import DataError
+from sparkdl.pipeline.rows.parts import parts_of
+from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import NoLabelsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class LearningStep(Step):
+    """A step that is made once for the windows that are learnt from: its one partition is its key.
+
+    What it makes is kept by that key, so that it is there again once the windows are what they were.
+
+    Attributes:
+        result: the dataclass of what is kept.
+    """
+
+    learns = True
+    result: ClassVar[type[Any]]
+
+    def key(self, run: Run, parts: Parts) -> str | None:
+        """What decides the result for these windows; None where one is not ingested yet."""
+        raise NotImplementedError
+
+    def is_there(self, run: Run, result: Any) -> bool:
+        """Whether what a result names is still there."""
+        return True
+
+    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Any:
+        """Make the result for these windows.
+
+        Raises:
+            NoLabelsError: a part has no label yet.
+            SparkdlError: what was refused, or failed.
+        """
+        raise NotImplementedError
+
+    def tell_result(self, run: Run, parts: Parts) -> None:
+        """Tell the record what was made of these windows, whoever has made it."""
+
+    def kept(self, run: Run, parts: Parts) -> Any:
+        """The result for these windows; None where it was not made yet."""
+        return run.receipts.result(self.name, str(self.key(run, parts)), self.result)
+
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
+        """The one key; none where nothing is learnt."""
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := self.key(run, parts)): key}
+
+    def exists(self, run: Run, receipt: Receipt) -> bool:
+        """Whether the result can be read, and what it names is there."""
+        result = run.receipts.result(self.name, receipt.key, self.result)
+        return result is not None and self.is_there(run, result)
+
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
+        """Make and keep the result; where labels are missing, note that, which is so until a window changes."""
+        (key,) = stale.keys.values()
+        parts, _ = parts_to_learn(run)
+        assert parts is not None
+        assert key is not None
+        try:
+            run.receipts.keep(self.name, key, self.result_of(run, spark, parts, key))
+        except NoLabelsError as error:
+            if run.champion() is None:  # who could predict all the same
+                raise
+            waits = str(_waits_key(run, parts))
+            run.receipts.write([Receipt(step="waits", partition=waits, key=waits, facts=encode(str(error)).decode())])
+        return True
+
+    def tell(self, run: Run) -> None:
+        """What was made, if anything is learnt."""
+        parts, _ = parts_to_learn(run)
+        if parts is not None:
+            self.tell_result(run, parts)
+
+
+def parts_to_do(run: Run) -> tuple[Parts, str]:
+    """The windows of each part, and why nothing is learnt although that was asked for, while a champion predicts.
+
+    Raises:
+        DataError: a part that is needed is left without a window.
+    """
+    try:
+        return parts_of(run.spec, run.windows(), train=run.request.train), ""
+    except DataError as error:
+        if not run.request.train or run.champion() is None:
+            raise
+        return parts_of(run.spec, run.windows(), train=False), f"learning waits: {error}"
 
 
 def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
@@ -23,88 +108,53 @@ def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
     Raises:
         DataError: a part is left without a window, and there is no champion.
     """
-    project, state = run.project, run.state
     if not run.request.train:
         return None, ""
-    windows, champion = state.windows(), state.champion()
-    parts, waits = parts_to_do(project.spec, windows, train=True, champion=champion is not None)
+    parts, waits = parts_to_do(run)
     if waits:
         return None, waits
     choices = [parts]
-    if project.spec.drift.action == "retrain" and learns_from_all(project, state):
-        choices.insert(0, parts_of(project.spec, windows, hold_back=False))
+    if run.spec.drift.action == "retrain" and learns_from_all(run):
+        choices.insert(0, parts_of(run.spec, run.windows(), hold_back=False))
     for chosen in choices:
-        receipt = state.receipts.of("waits").get(_waits_key(project, state, chosen) or "")
-        if receipt is None or champion is None:
+        receipt = run.receipts.of("waits").get(_waits_key(run, chosen) or "")
+        if receipt is None or run.champion() is None:
             return chosen, ""
         waits = f"learning waits: {receipt.read(str)}"
     return None, waits
 
 
-def key_to_learn(run: Run, key_of: Callable[[Project, State, Parts], str | None]) -> Mapping[str, str | None]:
-    """The one key of a step of learning, which is its partition, too; none where nothing is learnt.
-
-    Args:
-        run: that asks for it.
-        key_of: what decides the step, of the windows that are learnt from.
-    """
-    parts, _ = parts_to_learn(run)
-    return {} if parts is None else {str(key := key_of(run.project, run.state, parts)): key}
-
-
-def windows_and_key(run: Run, stale: Stale) -> tuple[Parts, str]:
-    """The windows that a step of learning is made for, and the one key that it is made by."""
-    (key,) = stale.keys.values()
-    parts, _ = parts_to_learn(run)
-    assert parts is not None
-    assert key is not None
-    return parts, key
-
-
-def learns_from_all(project: Project, state: State) -> bool:
+def learns_from_all(run: Run) -> bool:
     """Whether drift has asked for it, of the rows that there are now."""
-    return _retrain_key(project, state) in state.receipts.of("retrain")
+    return _retrain_key(run) in run.receipts.of("retrain")
 
 
-def learn_from_all(project: Project, state: State) -> None:
+def learn_from_all(run: Run) -> None:
     """Let the newest windows train and validate, too, as drift asks for; so it stays until a window changes."""
-    key = _retrain_key(project, state)
-    if key and not learns_from_all(project, state):
-        state.receipts.write([Receipt(step="retrain", partition=key, key=key)])
+    key = _retrain_key(run)
+    if key and not learns_from_all(run):
+        run.receipts.write([Receipt(step="retrain", partition=key, key=key)])
 
 
-def _retrain_key(project: Project, state: State) -> str:
+def _retrain_key(run: Run) -> str:
     """What drift has looked at: the rows of all windows; empty where one is not ingested yet."""
-    rows = state.content()
-    return "" if None in rows.values() else content_key("retrain", {"rows": rows, "split": project.settings["split"]})
+    rows = run.content()
+    return (
+        "" if None in rows.values() else content_key("retrain", {"rows": rows, "split": run.project.settings["split"]})
+    )
 
 
-@contextmanager
-def unless_labels_are_missing(project: Project, state: State, parts: Parts) -> Iterator[None]:
-    """Note that a part of these windows has no label yet, which is so until a window changes.
-
-    Raises:
-        NoLabelsError: one has none, and there is no champion that could predict all the same.
-    """
-    try:
-        yield
-    except NoLabelsError as error:
-        if state.champion() is None:
-            raise
-        key = str(_waits_key(project, state, parts))
-        state.receipts.write([Receipt(step="waits", partition=key, key=key, facts=encode(str(error)).decode())])
-
-
-def _waits_key(project: Project, state: State, parts: Parts) -> str | None:
+def _waits_key(run: Run, parts: Parts) -> str | None:
     """What decides whether each part has labels; None where a window is not ingested yet."""
-    rows = {part: part_rows(state, parts.windows(part)) for part in ("train", "validate", "test")}
+    rows = {part: part_rows(run, parts.windows(part)) for part in ("train", "validate", "test")}
     if None in rows.values():
         return None
-    return content_key("waits", {"label": project.settings["label"], "split": project.settings["split"], "rows": rows})
+    settings = run.project.settings
+    return content_key("waits", {"label": settings["label"], "split": settings["split"], "rows": rows})
 
 
-def part_rows(state: State, windows: tuple[str, ...]) -> dict[str, str] | None:
+def part_rows(run: Run, windows: tuple[str, ...]) -> dict[str, str] | None:
     """A hash of the rows of each window of a part; None where one is not ingested yet."""
-    content = state.content()
+    content = run.content()
     rows_by_window = {name: rows for name in windows if (rows := content[name]) is not None}
     return rows_by_window if len(rows_by_window) == len(windows) else None

@@ -1,9 +1,4 @@
-"""The step ``live``: earlier predictions, compared with the labels that have arrived since.
-
-The error of each window is that of the version that predicted it. It is measured before a run predicts anew, so that of
-a window whose predictions are replaced both errors are known, and again only where the rows or the predictions of a
-window have changed. Labels are found by the key of the source.
-"""
+"""The step ``live``: earlier predictions, compared with the labels that have arrived since."""
 
 from __future__ import annotations
 
@@ -17,20 +12,18 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
-from sparkdl.models.registry import ModelVersion, bundle_of
+from sparkdl.models.registry import bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.rows.parts import unseen_rows
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
+from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
-from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Live, LiveError, Scored
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.score import scored_windows
 from sparkdl.pipeline.windows import WINDOW
-from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +49,11 @@ class _Predictions:
 
 
 class LiveStep(Step):
-    """The errors of all predictions that are looked at, one receipt for the label that is compared."""
+    """The errors of all predictions that are looked at, one receipt for the label that is compared.
+
+    They are measured before a run predicts anew, so that of a window whose predictions are replaced both errors are
+    known, and again only where rows or predictions of a window have changed.
+    """
 
     name = "live"
     looks = True
@@ -65,67 +62,63 @@ class LiveStep(Step):
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The key of the one receipt: the predictions of the windows with rows, and these rows."""
-        project, state = run.project, run.state
-        spec, name = project.spec, project.spec.judged_label
-        if not spec.source.key or not state.places.table(str(spec.score.target)):
+        spec, name = run.spec, run.spec.judged_label
+        if not spec.source.key or not run.places.table(run.project.predictions.uri):
             return {}
-        content, settings = state.content(), project.settings["label"][name]
-        scored = {window: receipt.key for window, receipt in _predicted(project, state).items()}
+        content = run.content()
+        scored = {window: receipt.key for window, receipt in _predicted(run).items()}
         if any(content[window] is None for window in scored):
             return {name: None}
         rows = {window: content[window] for window in scored}
-        inputs = {"label": settings, "metric": spec.judged_metric, "weight": spec.weight}
-        return {name: content_key("live", {**inputs, "version": VERSION, "predictions": scored, "rows": rows})}
+        return {name: content_key("live", {**_settings(run), "predictions": scored, "rows": rows})}
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare what was predicted with the labels that are there now."""
-        project, state = run.project, run.state
         ((name, key),) = stale.keys.items()
-        receipt = state.receipts.of(self.name).get(name)
-        earlier = Live(label=name, metric=project.spec.judged_metric) if receipt is None else receipt.read(Live)
-        live = _compared(project, state, state.clean(spark), earlier)
-        with replacing(state.receipts, self.name, stale.keys) as new_receipts:
+        receipt = run.receipts.of(self.name).get(name)
+        earlier = Live(label=name, metric=run.spec.judged_metric) if receipt is None else receipt.read(Live)
+        live = _compared(run, run.clean(spark), earlier)
+        with replacing(run.receipts, self.name, stale.keys) as new_receipts:
             new_receipts[name] = (str(key), live)
         return live.windows != earlier.windows
 
     def tell(self, run: Run) -> None:
         """The errors, as far as there are any."""
-        project = run.project
-        name = project.spec.judged_label
-        receipt = run.state.receipts.of(self.name).get(name)
-        reason = "" if project.spec.source.key else "without source.key no label can be joined to its prediction"
-        metric = project.spec.judged_metric
+        name, metric = run.spec.judged_label, run.spec.judged_metric
+        receipt = run.receipts.of(self.name).get(name)
+        reason = "" if run.spec.source.key else "without source.key no label can be joined to its prediction"
         nothing = Live(label=name, metric=metric, reason=reason)
         live = nothing if receipt is None or reason else receipt.read(Live)
         run.record.live = replace(live, metric=metric, rows={})
 
 
-def _predicted(project: Project, state: State) -> dict[str, Receipt]:
+def _settings(run: Run) -> dict[str, Any]:
+    """What decides how errors are measured."""
+    label = run.project.settings["label"][run.spec.judged_label]
+    return {"version": VERSION, "label": label, "metric": run.spec.judged_metric, "weight": run.spec.weight}
+
+
+def _predicted(run: Run) -> dict[str, Receipt]:
     """The receipts of the predictions of windows that have rows, by window."""
-    windows = state.windows()
+    windows = run.windows()
     return {
         window: receipt
-        for window, receipt in scored_windows(project, state).items()
+        for window, receipt in scored_windows(run).items()
         if receipt.key and window in windows and windows[window].kept
     }
 
 
-def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -> Live:
+def _compared(run: Run, clean: DataFrame, earlier: Live) -> Live:
     """Compare the newest windows, and those whose rows have changed since they were compared."""
-    content = {window: str(rows) for window, rows in state.content().items()}
+    content = {window: str(rows) for window, rows in run.content().items()}
     errors = {(error.window, error.version): error for error in earlier.windows}
-    metric = project.spec.judged_metric
+    metric = run.spec.judged_metric
     if earlier.metric != metric:  # of predictions that are not compared again the guess has none of this metric
         errors = {pair: replace(error, baseline=None) for pair, error in errors.items()}
-    receipts = _predicted(project, state)
+    receipts = _predicted(run)
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
-    settings = {
-        "version": VERSION,
-        "label": project.settings["label"][project.spec.judged_label],
-        "metric": metric,
-        "weight": project.spec.weight,
-    }
+    settings = _settings(run)
     by_version: dict[int, list[_Predictions]] = {}
     for window in sorted({*sorted(receipts)[-_MOST_WINDOWS:], *changed}):
         receipt = receipts[window]
@@ -138,9 +131,7 @@ def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -
     reasons = []
     for version, windows in sorted(by_version.items()):
         try:
-            errors |= {
-                (window, version): error for window, error in _errors(project, state, clean, earlier.label, windows)
-            }
+            errors |= {(error.window, version): error for error in _errors(run, clean, earlier.label, windows)}
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as cause:
             for predictions in windows:
                 del rows[predictions.window]  # so that it is compared again when the next label comes
@@ -156,14 +147,12 @@ def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...
     return tuple(errors[pair] for pair in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _errors(
-    project: Project, state: State, clean: DataFrame, name: str, windows: Sequence[_Predictions]
-) -> Iterator[tuple[str, LiveError]]:
-    """The errors of windows that one version predicted, by window, a few windows at a time."""
+def _errors(run: Run, clean: DataFrame, name: str, windows: Sequence[_Predictions]) -> Iterator[LiveError]:
+    """The errors of windows that one version predicted."""
     from sparkdl.pipeline.work.labels import labels_of
 
-    spec, version = project.spec, windows[0].scored.version
-    model = state.registry.get(str(spec.publish.name), version)
+    spec, version = run.spec, windows[0].scored.version
+    model = run.registry.get(str(spec.publish.name), version)
     if {predictions.scored.artifact for predictions in windows} - {"", model.artifact}:
         raise ConfigError(f"another model than {spec.publish.name} has made them")
     labels = labels_of(bundle_of(model))
@@ -173,55 +162,36 @@ def _errors(
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
     prefix = "" if len(labels.names) == 1 else f"{name}_"
     outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
-    chunk: list[_Predictions] = []
-    rows = 0
-    for predictions in windows:
-        rows += predictions.scored.rows
-        if chunk and rows > label.most_measured:
-            yield from _measured(project, state, clean, label, outputs, chunk, model)
-            chunk, rows = [], predictions.scored.rows
-        chunk.append(predictions)
-    yield from _measured(project, state, clean, label, outputs, chunk, model)
-
-
-def _measured(
-    project: Project,
-    state: State,
-    clean: DataFrame,
-    label: FittedLabel,
-    outputs: Sequence[str],
-    windows: Sequence[_Predictions],
-    model: ModelVersion,
-) -> Iterator[tuple[str, LiveError]]:
-    """The errors of windows, by window.
-
-    Args:
-        project: the pipeline.
-        state: what there is of it.
-        clean: the clean rows.
-        label: that is compared.
-        outputs: the columns of the predictions of it: one, or one a quantile.
-        windows: few enough for the driver to hold their rows.
-        model: that predicted them.
-    """
-    spec = project.spec
-    rows = _joined(clean, spec, label, outputs, windows, model.version).toPandas()
-    rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
-    trained = trained_of(state.receipts, model)
-    taught = [] if trained is None else [item.window for item in windows if item.window in trained.windows]
-    if trained is not None and unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels) is None:
-        taught = []  # rows of these windows, of which others are scored
+    trained, taught = trained_of(run.receipts, model), list[str]()
+    if trained is not None:
+        taught = [predictions.window for predictions in windows if predictions.window in trained.windows]
+        if unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels) is None:
+            taught = []  # rows of these windows, of which others are scored
+    summary = None if trained is None else trained.labels.get(name)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
-    summary = None if trained is None else trained.labels.get(label.name)
+    for chunk in _chunks(windows, label.most_measured):
+        rows = _joined(run, clean, label, outputs, chunk, version).toPandas()
+        rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
+        for predictions in chunk:
+            window_rows = rows_by_window.get(predictions.window, rows.head(0))
+            is_taught = all_rows_scored or predictions.window in taught
+            yield _error(predictions, label, window_rows, is_taught, spec.judged_metric, summary)
+
+
+def _chunks(windows: Sequence[_Predictions], most: int) -> Iterator[list[_Predictions]]:
+    """A few windows at a time, so that the driver can hold their rows."""
+    chunk: list[_Predictions] = []
     for predictions in windows:
-        window = predictions.window
-        window_rows, is_taught = rows_by_window.get(window, rows.head(0)), all_rows_scored or window in taught
-        yield window, _error(predictions, label, window_rows, is_taught, spec.judged_metric, summary)
+        if chunk and sum(earlier.scored.rows for earlier in chunk) + predictions.scored.rows > most:
+            yield chunk
+            chunk = []
+        chunk.append(predictions)
+    yield chunk
 
 
 def _joined(
+    run: Run,
     clean: DataFrame,
-    spec: PipelineSpec,
     label: FittedLabel,
     outputs: Sequence[str],
     predicted: Sequence[_Predictions],
@@ -232,8 +202,8 @@ def _joined(
 
     from sparkdl.pipeline.work.labels import encoded, row_weight
 
-    windows, key = [predictions.window for predictions in predicted], spec.source.key
-    predictions = Table(str(spec.score.target)).read(clean.sparkSession)
+    windows, key = [predictions.window for predictions in predicted], run.spec.source.key
+    predictions = run.project.predictions.read(clean.sparkSession)
     absent = [name for name in (*key, *outputs, "model_version") if name not in predictions.columns]
     if absent:
         raise SchemaError(f"the table of predictions has no column {absent[0]!r}, but {predictions.columns}")
@@ -253,7 +223,7 @@ def _joined(
         *columns,
         F.col(quoted(label.name)).isNull().alias("_missing"),
         encoded(label.name, label).cast("double").alias("_label"),
-        row_weight(spec).alias("_weight"),
+        row_weight(run.spec).alias("_weight"),
     )
     return version_predictions.join(actual, on=[WINDOW, *keys]).drop(*keys)
 

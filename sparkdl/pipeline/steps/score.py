@@ -6,7 +6,7 @@ which version, which run and when. A window is replaced as a whole, so that scor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
@@ -14,13 +14,13 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion, bundle_of
-from sparkdl.pipeline.rows.parts import parts_to_do, rows_of
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
+from sparkdl.pipeline.rows.parts import rows_of
+from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
-from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
-from sparkdl.pipeline.state.run import Run, State
+from sparkdl.pipeline.state.run import Run
+from sparkdl.pipeline.steps.learning import parts_to_do
 from sparkdl.pipeline.windows import NO_TIME, WINDOW, Parts
 from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.table import AppTransaction, Table
@@ -40,40 +40,40 @@ class ScoreStep(Step):
     """Windows of predictions, each by the champion of the run that made it."""
 
     name = "score"
+    loads_torch = True
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by window and table; none without a champion."""
-        project, state = run.project, run.state
-        champion = state.champion()
+        champion = run.champion()
         if champion is None:
             return {}
-        content, settings, target = _content(project, state), project.settings, _target(project)
+        content, settings, target = _content(run), run.project.settings, run.project.predictions.uri
         inputs = {
             "version": VERSION,
             "artifact": champion.artifact,
             "score": settings["score"],
-            "split": None if project.spec.score.window == "all" else settings["split"],
-            "key": project.spec.source.key,
+            "split": None if run.spec.score.window == "all" else settings["split"],
+            "key": run.spec.source.key,
         }
 
         def key(window: str) -> str | None:
             rows = content[window]
             return None if rows is None else content_key("score", {**inputs, "window": window, "rows": rows})
 
-        return {f"{window} in {target}": key(window) for window in windows_to_score(project, state, _parts(run))}
+        return {f"{window} in {target}": key(window) for window in windows_to_score(run, parts_to_do(run)[0])}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the table of predictions is there, with the number that the registry has for the champion.
 
         It gives the model another one where it was deleted and counts from 1 again.
         """
-        champion = run.state.champion()
+        champion = run.champion()
         assert champion is not None
-        return receipt.read(Scored).version == champion.version and run.state.places.table(_target(run.project))
+        return receipt.read(Scored).version == champion.version and run.places.table(run.project.predictions.uri)
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That this champion has not scored these rows."""
-        champion = run.state.champion()
+        champion = run.champion()
         assert champion is not None
         return f"not scored by version {champion.version} yet"
 
@@ -81,26 +81,22 @@ class ScoreStep(Step):
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
         from pyspark.sql import functions as F
 
-        from sparkdl.pipeline.session import torch_for_workers
-
-        project, state = run.project, run.state
-        champion, record, target = state.champion(), run.record, _target(project)
+        champion, record, table = run.champion(), run.record, run.project.predictions
         assert champion is not None
-        torch_for_workers(spark)
         partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
-        spec, content, clean = project.spec, _content(project, state), state.clean(spark)
-        windows, part, table = list(partitions), spec.score.window, Table(target)
-        rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
-        frame = _predicted(run, rows, champion, windows)
-        with replacing(state.receipts, self.name, stale.keys) as new_receipts:
+        content, clean = _content(run), run.clean(spark)
+        windows, part = list(partitions), run.spec.score.window
+        rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, run.spec, part, windows)
+        frame = _predicted(run, rows, champion)
+        with replacing(run.receipts, self.name, stale.keys) as new_receipts:
             replaced = [{WINDOW: name} for name in windows]
-            table.write(frame, "replace", partition_by=[WINDOW], partitions=replaced, transaction=state.transaction())
+            table.write(frame, "replace", partition_by=[WINDOW], partitions=replaced, transaction=run.transaction())
             written = table.read(spark).where(F.col(WINDOW).isin(*windows)).groupBy(WINDOW).count().collect()
             counts = dict.fromkeys(windows, 0) | {row[WINDOW]: row["count"] for row in written}
             for window, partition in partitions.items():
                 scored = Scored(
                     window=window,
-                    target=target,
+                    target=table.uri,
                     content=str(content[window]),
                     rows=counts[window],
                     version=champion.version,
@@ -114,14 +110,14 @@ class ScoreStep(Step):
 
     def tell(self, run: Run) -> None:
         """The windows that are scored."""
-        if run.state.champion() is not None:
-            run.record.windows.setdefault("score", list(windows_to_score(run.project, run.state, _parts(run))))
+        if run.champion() is not None:
+            run.record.windows.setdefault("score", list(windows_to_score(run, parts_to_do(run)[0])))
 
 
-def scored_windows(project: Project, state: State) -> dict[str, Receipt]:
+def scored_windows(run: Run) -> dict[str, Receipt]:
     """The receipts of the windows of the table of predictions, invalidated ones among them."""
-    target = _target(project)
-    receipts = [(receipt.read(Scored), receipt) for receipt in state.receipts.of("score").values()]
+    target = run.project.predictions.uri
+    receipts = [(receipt.read(Scored), receipt) for receipt in run.receipts.of("score").values()]
     return {scored.window: receipt for scored, receipt in receipts if scored.target == target}
 
 
@@ -145,19 +141,19 @@ def check_predictions(run: Run, spark: SparkSession, bundle: str) -> None:
         name: F.lit(None).cast("array<float>" if label.outputs > 1 else "float")
         for name, label in zip(_output_names(labels), labels, strict=True)
     }
-    _check_types(Table(_target(run.project)), _named(run, run.state.clean(spark).withColumns(outputs), labels, 0))
+    _check_types(run.project.predictions, _named(run, run.clean(spark).withColumns(outputs), labels, 0))
 
 
-def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str, ...]:
+def windows_to_score(run: Run, parts: Parts) -> tuple[str, ...]:
     """The windows that the file asks to score, and those that earlier runs owe, in order.
 
     Owed are, since the first window that was ever scored, those that no run came for, those whose rows have changed
     since, and, of any split, those that were scored and have no rows any more.
     """
-    part, content = project.spec.score.window, _content(project, state)
-    either = state.content(labels=True), state.content(labels=False)  # to keep a label from now on rescores nothing
+    part, content = run.spec.score.window, _content(run)
+    either = run.content(labels=True), run.content(labels=False)  # to keep a label from now on rescores nothing
     part_windows = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
-    receipts = scored_windows(project, state)
+    receipts = scored_windows(run)
     scored = {name: receipt.read(Scored).content for name, receipt in receipts.items() if receipt.key}
 
     def owes(name: str) -> bool:
@@ -166,45 +162,34 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
         return content[name] != ""
 
     owed = {name for name, rows in content.items() if rows == "" and owes(name)}
-    if receipts and part_windows and isinstance(project.spec.split, TimeSplit) and NO_TIME not in part_windows:
+    if receipts and part_windows and isinstance(run.spec.split, TimeSplit) and NO_TIME not in part_windows:
         first, last = min(receipts), max(part_windows)
         owed |= {name for name in content if first <= name < last and owes(name)}
     return tuple(sorted({*owed, *part_windows}))
 
 
-def _parts(run: Run) -> Parts:
-    return parts_to_do(run.project.spec, run.state.windows(), train=run.request.train, champion=True)[0]
-
-
-def _content(project: Project, state: State) -> Mapping[str, str | None]:
+def _content(run: Run) -> Mapping[str, str | None]:
     """A hash of what each window's predictions hold: of its rows with their labels where one of these is kept."""
-    return state.content(labels=not set(project.spec.label).isdisjoint(project.spec.score.keep))
+    return run.content(labels=not set(run.spec.label).isdisjoint(run.spec.score.keep))
 
 
-def _target(project: Project) -> str:
-    return Table(str(project.spec.score.target)).uri
-
-
-def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:
-    """The rows of the table of predictions for some windows."""
-    from pyspark.sql import functions as F
-
+def _predicted(run: Run, rows: DataFrame, champion: ModelVersion) -> DataFrame:
+    """The rows of the table of predictions for some clean rows."""
     from sparkdl.pipeline.work.labels import labels_of
     from sparkdl.scoring.score import score
 
-    project = run.project
-    spec, bundle = project.spec, bundle_of(champion)
+    bundle = bundle_of(champion)
     labels = labels_of(bundle)
-    chosen = rows.where(F.col(WINDOW).isin(*todo))
-    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    keep, names = [WINDOW, *_kept_columns(spec, rows)], _output_names(labels)
-    scored = score(chosen, bundle, output_columns=names, keep=keep, config=config, trusted=project.trusted)
+    config = ScoreConfig(batch_rows=run.spec.train.transform_batch_size)
+    keep, names = [WINDOW, *_kept_columns(run, rows)], _output_names(labels)
+    scored = score(rows, bundle, output_columns=names, keep=keep, config=config, trusted=run.project.trusted)
     predicted = _named(run, scored, labels, champion.version)
-    return _fitted_to(Table(_target(project)), predicted, run.state.transaction()).repartition(WINDOW)
+    return _fitted_to(run.project.predictions, predicted, run.transaction()).repartition(WINDOW)
 
 
-def _kept_columns(spec: PipelineSpec, rows: DataFrame) -> list[str]:
+def _kept_columns(run: Run, rows: DataFrame) -> list[str]:
     """The columns of the rows that the table has, too."""
+    spec = run.spec
     kept_columns = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
     absent = [name for name in kept_columns if name not in rows.columns]
     if absent:
@@ -220,7 +205,7 @@ def _named(run: Run, scored: DataFrame, labels: Labels, version: int) -> DataFra
     """What the model says of rows, as the columns of the table of predictions."""
     from pyspark.sql import functions as F
 
-    kept_columns = _kept_columns(run.project.spec, scored)
+    kept_columns = _kept_columns(run, scored)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept_columns]]
     for label, name in zip(labels, _output_names(labels), strict=True):
         columns += _columns(label, F.col(name), "" if len(labels.names) == 1 else f"{label.name}_")

@@ -14,9 +14,9 @@ from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Tried
-from sparkdl.pipeline.state.run import Run, State
-from sparkdl.pipeline.steps.learning import key_to_learn, parts_to_learn, windows_and_key
-from sparkdl.pipeline.steps.shards import prepared_of, shards_key
+from sparkdl.pipeline.state.run import Run
+from sparkdl.pipeline.steps.learning import LearningStep, parts_to_learn
+from sparkdl.pipeline.steps.shards import ShardsStep, prepared_of
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials, trials_of
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import labelled
@@ -33,41 +33,36 @@ class TrialStep(Step):
 
     name = "trial"
     learns = True
+    loads_torch = True
     listed = False
-    reads = ("features", "shards")
     cause = "it was not tried yet"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by trial; none without a search, or where its best is known."""
-        project, state = run.project, run.state
         parts, _ = parts_to_learn(run)
-        if parts is None or project.spec.search is None:
+        if parts is None or run.spec.search is None:
             return {}
-        shards, key = shards_key(project, state, parts), train_key(project, state, parts)
-        if shards is None or key is None:
+        shards = ShardsStep().key(run, parts)
+        if shards is None:
             return {"": None}
-        best = state.receipts.result("train", key, Trained)
-        if best is not None and state.places.bundle(best.bundle):
+        best: Trained | None = TrainStep().kept(run, parts)
+        if best is not None and run.places.bundle(best.bundle):
             return {}
-        return {key: key for key in _trials(project, shards)}
+        return {key: key for key in _trials(run.project, shards)}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether its bundle is there, unless it failed."""
-        tried = run.state.receipts.result(self.name, receipt.key, Tried)
-        return tried is not None and (tried.trained is None or run.state.places.bundle(tried.trained.bundle))
+        tried = run.receipts.result(self.name, receipt.key, Tried)
+        return tried is not None and (tried.trained is None or run.places.bundle(tried.trained.bundle))
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train the trials that are not trained yet."""
-        from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.search import TrialSearch
 
-        project, state = run.project, run.state
         parts, _ = parts_to_learn(run)
         assert parts is not None
-        torch_for_workers(spark)
-        trials = _trials(project, str(shards_key(project, state, parts)))
-        prepared = prepared_of(project, state, parts, spark)
-        TrialSearch(run, spark, prepared, trials).train(stale.keys)
+        prepared = prepared_of(run, parts, spark)
+        TrialSearch(run, spark, prepared, _trials(run.project, prepared.key)).train(stale.keys)
         return True
 
     def tell(self, run: Run) -> None:
@@ -77,71 +72,66 @@ class TrialStep(Step):
         run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]
 
 
-class TrainStep(Step):
+class TrainStep(LearningStep):
     """One model of the shards, which becomes the challenger."""
 
     name = "train"
-    learns = True
-    reads = ("features", "shards")
+    loads_torch = True
+    result = Trained
 
-    def wanted(self, run: Run) -> Mapping[str, str | None]:
-        """The one key of the training."""
-        return key_to_learn(run, train_key)
+    def key(self, run: Run, parts: Parts) -> str | None:
+        """What decides a training on these windows, or a search among several."""
+        shards, project = ShardsStep().key(run, parts), run.project
+        if shards is None:
+            return None
+        inputs = _inputs(project, shards, {})
+        if run.spec.search is not None:
+            inputs |= {"search": _searched(project), "chosen by": [chosen_by(run.spec), run.spec.publish.label]}
+        return content_key("train", inputs)
 
-    def exists(self, run: Run, receipt: Receipt) -> bool:
+    def is_there(self, run: Run, result: Trained) -> bool:
         """Whether the whole bundle is there."""
-        trained = run.state.receipts.result(self.name, receipt.key, Trained)
-        return trained is not None and run.state.places.bundle(trained.bundle)
+        return run.places.bundle(result.bundle)
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs; of a search, how much of it was done."""
-        project, state = run.project, run.state
         parts, _ = parts_to_learn(run)
-        shards = None if parts is None else shards_key(project, state, parts)
-        if project.spec.search is None or shards is None:
+        shards = None if parts is None else ShardsStep().key(run, parts)
+        if run.spec.search is None or shards is None:
             return "model, train, label, what judges its classes, or their code differ"
-        trials, receipts = _trials(project, shards), state.receipts.of("trial")
+        trials, receipts = _trials(run.project, shards), run.receipts.of("trial")
         return f"{sum(key in receipts for key in trials)} of {len(trials)} trials of the search are done"
 
-    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
+    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Trained:
         """Train, or take the best of the trials."""
-        from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.evaluate import label_summaries
         from sparkdl.pipeline.work.search import best_of
         from sparkdl.pipeline.work.training import network_of, train
 
-        project, state = run.project, run.state
-        parts, key = windows_and_key(run, stale)
-        torch_for_workers(spark)
-        spec, prepared = project.spec, prepared_of(project, state, parts, spark)
+        spec, prepared = run.spec, prepared_of(run, parts, spark)
         if spec.search is None:
             trained = train(spark, spec, prepared, key, network_of(spec, prepared))
         else:
             tried = [
-                (settings, state.receipts.result("trial", trial, Tried) or Tried(trained=None))
-                for trial, settings in _trials(project, prepared.key).items()
+                (settings, run.receipts.result("trial", trial, Tried) or Tried(trained=None))
+                for trial, settings in _trials(run.project, prepared.key).items()
             ]
             trained = best_of(spec, tried)
-        clean, content = state.clean(spark), state.content()
+        clean, content = run.clean(spark), run.content()
         rows = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
-        trained = replace(
+        return replace(
             trained,
             windows={name: str(content[name]) for name in parts.train},
-            split=project.settings["split"],
+            split=run.project.settings["split"],
             columns=columns_of(clean),
-            origin=_with_parent(project, state, trained.origin, prepared.start),
+            origin=_with_parent(run, trained.origin, prepared.start),
             labels=label_summaries(rows, spec, prepared.labels, prepared.shards.train_rows),
         )
-        state.receipts.keep(self.name, key, trained)
-        return True
 
-    def tell(self, run: Run) -> None:
+    def tell_result(self, run: Run, parts: Parts) -> None:
         """What the training showed, and what became of the training that drift asked for."""
-        parts, _ = parts_to_learn(run)
         record = run.record
-        if parts is None:
-            return
-        record.trained = trained_now(run.project, run.state, parts)
+        record.trained = self.kept(run, parts)
         if record.drift is not None and record.drift.action == "retrain":
             newest = (parts.test or parts.validate)[-1]
             has_trained = any(note.name == self.name and not note.kept for note in run.notes)
@@ -151,24 +141,6 @@ class TrainStep(Step):
                 else f"nothing can change, since a model was trained on all rows up to {newest} already"
             )
             record.drift = replace(record.drift, reason=f"{record.drift.reason}; {text}")
-
-
-def trained_now(project: Project, state: State, parts: Parts) -> Trained:
-    """The training of these windows."""
-    trained = state.receipts.result("train", str(train_key(project, state, parts)), Trained)
-    assert trained is not None
-    return trained
-
-
-def train_key(project: Project, state: State, parts: Parts) -> str | None:
-    """What decides a training on these windows, or a search among several."""
-    shards, search = shards_key(project, state, parts), project.spec.search
-    if shards is None:
-        return None
-    inputs = _inputs(project, shards, {})
-    if search is not None:
-        inputs |= {"search": _searched(project), "chosen by": [chosen_by(project.spec), project.spec.publish.label]}
-    return content_key("train", inputs)
 
 
 def _searched(project: Project) -> dict[str, Any]:
@@ -218,10 +190,10 @@ def _inputs(project: Project, shards: str, trial: Mapping[str, Any]) -> dict[str
     }
 
 
-def _with_parent(project: Project, state: State, origin: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+def _with_parent(run: Run, origin: Mapping[str, Any], start: str | None) -> dict[str, Any]:
     """What a fit has noted of itself, and the version whose weights it began with."""
     if start is None:
         return dict(origin)
-    versions = state.registry.list(str(project.spec.publish.name))
+    versions = run.registry.list(str(run.spec.publish.name))
     parent = next((version.version for version in reversed(versions) if version.uri == start), None)
     return {**origin, "lineage": {**origin.get("lineage", {}), "parent": parent}}

@@ -59,9 +59,9 @@ class TrialSearch:
     """
 
     def __init__(self, run: Run, spark: SparkSession, prepared: Prepared, trials: Mapping[str, dict[str, Any]]) -> None:
-        assert run.project.spec.search is not None
+        assert run.spec.search is not None
         self._run, self._spark, self._prepared = run, spark, prepared
-        self._spec, self._search, self._receipts = run.project.spec, run.project.spec.search, run.state.receipts
+        self._spec, self._search, self._receipts = run.spec, run.spec.search, run.receipts
         self._settings, self._networks = dict(trials), dict[str, tuple[PipelineSpec, nn.Module] | ConfigError]()
         self._column, self._maximise = chosen_by(self._spec), _is_maximised(self._spec)
 
@@ -182,7 +182,7 @@ class TrialSearch:
     def _look(self, key: str, epochs: int) -> Tried | None:
         """What this run or an earlier one has kept of a trial after so many epochs."""
         tried = self._receipts.result("trial", _look_key(key, epochs), Tried)
-        if tried is not None and tried.trained is not None and not self._run.state.places.bundle(tried.trained.bundle):
+        if tried is not None and tried.trained is not None and not self._run.places.bundle(tried.trained.bundle):
             return None  # another search has cleaned it up
         return tried
 

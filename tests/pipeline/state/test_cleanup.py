@@ -55,7 +55,7 @@ class Home:
 
     def keep(self, run, step, key, result):
         """What a run leaves once it has made what a key decides."""
-        run.state.receipts.keep(step, key, result)
+        run.receipts.keep(step, key, result)
         run.notes.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
 
     def put(self, path, number):
@@ -83,7 +83,7 @@ def test_shards_features_and_bundles_of_the_newest_trainings_stay(home):
     home.put("runs/models/mine/bundle.json", 0)
     run = home.new_run(trainings=2)
     home.train(6, run)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert home.names("shards") == {*sets_of(5, 6), STRANGER}
     assert home.names("runs/models") == {*(content_key("train", {"number": n}) for n in (5, 6)), "mine"}
     assert home.names("runs/steps/features") == {f"{content_key('features', {'number': n})}.json" for n in (5, 6)}
@@ -95,7 +95,7 @@ def test_what_this_run_used_stays_however_old_it_is(home):
     home.train(0, run)
     for number in (1, 2):
         home.train(number)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert home.names("shards") == sets_of(0, 2)
 
 
@@ -108,7 +108,7 @@ def test_the_winner_of_a_search_stays_and_losers_of_earlier_ones_go(home):
     tried = content_key("trial", {"n": 1})
     home.keep(run, "trial", tried, {})
     home.put(f"runs/models/{tried}/bundle.json", 0)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert home.names("runs/models") == {won, tried}
     assert home.names("runs/training/runs") == set()
 
@@ -119,7 +119,7 @@ def test_all_stays_where_all_is_to_be_kept(home, keep):
         home.train(number)
     run = home.new_run(**keep)
     home.train(4, run)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert home.names("shards") == sets_of(*range(5))
     assert len(home.names("runs/models")) == 5
 
@@ -128,7 +128,7 @@ def test_a_run_that_did_not_train_deletes_nothing(home):
     for number in range(3):
         home.train(number)
     run = home.new_run(trainings=1)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert home.names("shards") == sets_of(0, 1, 2)
 
 
@@ -143,7 +143,7 @@ def test_versions_of_own_tables_go_after_their_days_and_the_newest_can_be_read(h
     clean.compact()
     assert len(home.names("tables/clean")) > before
     home.train(0, run)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert len([name for name in home.names("tables/clean") if name.endswith(".parquet")]) == 1
     assert sorted(clean.rows()["x"].to_pylist()) == [1, 2]
 
@@ -160,13 +160,13 @@ def test_versions_go_however_many_runs_did_not_train_since_the_last_vacuum(home,
             home.new_run()
         run = home.new_run()
         home.train(day, run)
-        clean_up(run.project, run.state, run.notes, run.request.now)
+        clean_up(run)
     assert vacuumed == [4, 9, 14, 19, 24, 29]
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     (home.root / "tables" / "clean").rename(home.root / "old")
     run = home.new_run()
     home.train(9, run)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert vacuumed[6:] == [0]
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog)
         raise OSError("read-only")
 
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup._delete", refuse)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     assert "was not cleaned up: OSError: read-only" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_records_of_runs_that_found_nothing_new_go_after_their_days_and_their_ro
         add_run(table, record)
         made[outcome, age] = record.run_id
     home.train(0, run)
-    clean_up(run.project, run.state, run.notes, run.request.now)
+    clean_up(run)
     every = {*made.values()}
     assert home.names("runs") & every == every - {made["nothing new", 40]}
     assert {row["run_id"] for row in table.rows().to_pylist()} == every

@@ -27,14 +27,13 @@ from sparkdl.pipeline.state.receipts import Receipt
 from sparkdl.pipeline.state.results import Live, Published, Scored, Shards, Trained
 from sparkdl.pipeline.state.run import Run as PipelineRun
 from sparkdl.pipeline.state.run import RunRequest
-from sparkdl.pipeline.state.run import State as PipelineState
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.drift import Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import FittedFeatures
 from sparkdl.pipeline.steps.ingest import rules_of, window_key
 from sparkdl.pipeline.steps.learning import parts_to_learn
-from sparkdl.pipeline.steps.train import train_key
+from sparkdl.pipeline.steps.train import TrainStep
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 FIRST, SECOND = "2026-03-01", "2026-03-02"
@@ -129,11 +128,12 @@ def windows_of(source: tuple[int, ...]) -> dict[str, str]:
     return {name: rows for name, rows in held.items() if rows}
 
 
-class Seen(PipelineState):
-    """What there is in a state, as one of its runs sees it."""
+class Seen(PipelineRun):
+    """The pipeline's own run for one of the machine's: what there is in a state, as that sees it."""
 
     def __init__(self, state: State, run: Run) -> None:
-        super().__init__(project_of(run.setting), "run")
+        super().__init__(project_of(run.setting), RunRequest(now=NOW, **ASKS[run.asks]))
+        self.again = None if run.remade else self.request.again
         self.explored, rows = state, state.receipts if run.receipts is None else run.receipts
         versions = [
             ModelVersion(
@@ -166,13 +166,6 @@ class Seen(PipelineState):
     def published(self, registry: Any, name: str) -> bool:
         """Whether anything is published."""
         return bool(self.explored.versions)
-
-
-def world_of(state: State, run: Run) -> PipelineRun:
-    """The pipeline's own run for one of the machine's."""
-    world = PipelineRun(project_of(run.setting), RunRequest(now=NOW, **ASKS[run.asks]), Seen(state, run))
-    world.backfilled = run.remade
-    return world
 
 
 class Remembered:
@@ -287,7 +280,7 @@ class Machine:
 
     def step(self, state: State, run: Run) -> State | None:
         """The run looks, or commits once; None where it may not."""
-        world = world_of(state, run)
+        world = Seen(state, run)
         if not run.step:
             return replaced(state, run, self._looked(world, run))
         commit = COMMITS[run.step][run.commits]
@@ -314,9 +307,9 @@ class Machine:
         return None
 
     def _committed(self, state: State, world: PipelineRun, run: Run, after: Run, commit: str) -> State:
-        keys, books = dict(run.keys), world.state.windows()
+        keys, books = dict(run.keys), world.windows()
         if commit == "invalidate":
-            known = world.state.receipts.of(run.step)
+            known = world.receipts.of(run.step)
             rows = [(run.step, name, "", known[name].facts) for name in keys if name in known and known[name].key]
             return with_receipts(state, after, rows) if rows and self._invalidates else state
         if commit == "commit" and run.step == "ingest":
@@ -325,7 +318,7 @@ class Machine:
                 clean=put(state.clean, {name: (rules_of(world.project), held.get(name, "")) for name in keys})
             )
         if commit == "commit":
-            artifact, clean = world.state.champion().artifact, dict(state.clean)
+            artifact, clean = world.champion().artifact, dict(state.clean)
             scored = {name: (artifact, clean[name.partition(" ")[0]][1].partition(",")[0]) for name in keys}
             return state._replace(predictions=put(state.predictions, scored))
         ((_, key),) = run.keys if len(run.keys) == 1 else (("", ""),)
@@ -336,7 +329,7 @@ class Machine:
             return state._replace(bundles=put(state.bundles, {key: key}))
         parts = parts_to_learn(world)[0] if run.step == "publish" else None
         if parts is not None:
-            training = str(train_key(world.project, world.state, parts))
+            training = str(TrainStep().key(world, parts))
             if commit == "publish":
                 there = training in state.versions
                 return state if there else state._replace(versions=(*state.versions, training))
@@ -344,8 +337,8 @@ class Machine:
             if commit == "promote":
                 moved = not state.moves or state.moves[-1] != version
                 return state._replace(moves=(*state.moves, version)) if moved else state
-            inputs = publish_inputs(world.project, world.state, parts) or {}
-            facts = f"{version} {judged_against(world.project, world.state, inputs)}"
+            inputs = publish_inputs(world, parts) or {}
+            facts = f"{version} {judged_against(world, inputs)}"
             return with_receipts(state, after, [("publish", key, key, facts)])
         return with_receipts(state, after, [self._receipt(world, run, name, key, books) for name, key in run.keys])
 
@@ -361,12 +354,10 @@ class Machine:
             )  # fmt: skip
         elif run.step == "score":
             window, _, target = name.partition(" in ")
-            artifact, content = world.state.champion().artifact, books[window].unlabelled
+            artifact, content = world.champion().artifact, books[window].unlabelled
             facts = Scored(window=window, target=target, content=content, rows=1, version=1, artifact=artifact)
         elif run.step == "drift":
-            facts = Looked(
-                drift=None, artifact=world.state.champion().artifact, thresholds=thresholds_key(world.project)
-            )
+            facts = Looked(drift=None, artifact=world.champion().artifact, thresholds=thresholds_key(world.project))
         elif run.step == "live":
             facts = Live(label="y", metric="rmse")
         elif run.step == "shards":
@@ -394,7 +385,7 @@ def undisturbed(state: State) -> State:
 def lies(state: State) -> list[str]:
     """What receipts say, and is not so; and what is still stale."""
     run = Run(epoch=0, asks="all", setting=state.setting, source=state.source)
-    world, found = world_of(state, run), []
+    world, found = Seen(state, run), []
     if not nothing_new(steps_asked_for(), world):
         found.append("a run is due after a run that nobody disturbed")
     clean, predictions, shards = dict(state.clean), dict(state.predictions), dict(state.shards)

@@ -53,9 +53,9 @@ class Shop:
             rows=1, ranks=1, backend="none", windows=TRAINED,
         )  # fmt: skip
         key = content_key("train", {"by": "hand"})
-        run.state.receipts.keep("train", key, trained)
-        run.state.registry.publish("shop", f"{root}/bundle", publication=key)
-        run.state.registry.set_alias("shop", "champion", 1, expected=None)
+        run.receipts.keep("train", key, trained)
+        run.registry.publish("shop", f"{root}/bundle", publication=key)
+        run.registry.set_alias("shop", "champion", 1, expected=None)
 
     def new_run(self, *overrides):
         text = f"""
@@ -71,11 +71,11 @@ class Shop:
     def look(self, clean, *overrides, content=None):
         """What a run makes of clean rows, and of windows with these hashes of their rows."""
         run, step = self.new_run(*overrides), DriftStep()
-        run.state.receipts.write([ingested(name, rows) for name, rows in (content or CONTENT).items()])
-        run.state.clean = lambda spark: clean
+        run.receipts.write([ingested(name, rows) for name, rows in (content or CONTENT).items()])
+        run.clean = lambda spark: clean
         if stale := stale_of(step, run):
             step.make(run, None, stale)
-        looked = [run.state.receipts.of("drift")[name].read(Looked) for name in stale_of(step, run).keys]
+        looked = [run.receipts.of("drift")[name].read(Looked) for name in stale_of(step, run).keys]
         assert all(each.problem for each in looked), "only what could not be compared is looked at again"
         if decided(run).action == "fail":
             with pytest.raises(DataError, match=r"drift from version 1, .*: nothing was trained or scored"):
@@ -139,7 +139,7 @@ def test_a_champion_that_cannot_be_compared_with_is_one_sentence(shop, clean):
 def test_a_champion_that_no_pipeline_has_trained_is_one_sentence(tmp_path, clean):
     shop = Shop(tmp_path)
     save_bundle(nn.Linear(1, 1), f"{tmp_path}/other")
-    registry = shop.new_run().state.registry
+    registry = shop.new_run().registry
     registry.publish("shop", f"{tmp_path}/other")
     registry.set_alias("shop", "champion", 2, expected=1)
     found = shop.look(clean, "drift.action=fail")

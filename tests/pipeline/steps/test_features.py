@@ -57,16 +57,16 @@ def test_labels_of_the_champion_are_taken_where_they_mean_what_the_file_says(tmp
     run = Run(Project(loads(text)))
     features = fit(run.project.spec.features, statistics_of(pa.table({"x": [1.0, 2.0]}), run.project.spec.features))
     save_bundle(nn.Linear(1, 1), f"{tmp_path}/bundle", preprocessing=preprocessing_of(features, labels=[vars(label)]))
-    run.state.registry.publish("shop", f"{tmp_path}/bundle")
-    run.state.registry.set_alias("shop", "champion", 1, expected=None)
-    run.state.receipts.write([Receipt(step="ingest", partition="all", key="made", facts=encode(ROWS).decode())])
+    run.registry.publish("shop", f"{tmp_path}/bundle")
+    run.registry.set_alias("shop", "champion", 1, expected=None)
+    run.receipts.write([Receipt(step="ingest", partition="all", key="made", facts=encode(ROWS).decode())])
     step, (parts, _) = FeaturesStep(), parts_to_learn(run)
     if fits:
         step.make(run, None, stale_of(step, run))
         assert not stale_of(step, run)
-        taken, labels, start = features_of(run.project, run.state, parts)
+        taken, labels, start = features_of(run, parts)
         assert (taken.to_json(), labels.labels) == (features.to_json(), (label,))
-        assert start == run.state.champion().uri
+        assert start == run.champion().uri
         return
     with pytest.raises(
         ConfigError, match=rf"other features or labels.*\(label {label.name}\): train from scratch once"

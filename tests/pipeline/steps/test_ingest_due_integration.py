@@ -13,11 +13,10 @@ import pytest
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import ParquetSource, SqlSource
-from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.project import Project, Tables
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 
@@ -52,10 +51,10 @@ class Orders:
         )  # fmt: skip
         run = Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=now, again=again))
         done = ingestion.ingest(spark, run)
-        run.backfilled = True
+        run.again = None
         ingestion.IngestStep().tell(run)
         self.told = {name: windows for name, windows in run.record.windows.items() if name != "ingested"}
-        self.windows = run.state.windows()
+        self.windows = run.windows()
         return done
 
     @property
@@ -88,23 +87,23 @@ def test_a_first_run_reads_the_rows_once_and_the_next_one_knows_them_again(spark
     with monkeypatch.context() as patch:
         patch.setattr(ingestion, "fingerprints", None)
         made = orders.ingest(spark, expect=expect)
-    assert [(books.window, books.kept, books.quarantined) for books in made.done] == [
+    assert [(books.window, books.kept, books.quarantined) for books in made] == [
         ("2026-03-01", 10, 0), ("2026-03-02", 8, 2),
     ]  # fmt: skip
-    assert not orders.ingest(spark, expect=expect).done, "refused rows are part of what is known of a window"
+    assert not orders.ingest(spark, expect=expect), "refused rows are part of what is known of a window"
     orders.day(2, amount=[-1.0, float("nan"), *[1.5] * 8])
-    assert [books.window for books in orders.ingest(spark, expect=expect).done] == ["2026-03-02"]
+    assert [books.window for books in orders.ingest(spark, expect=expect)] == ["2026-03-02"]
 
 
 def test_a_window_that_had_not_begun_in_a_first_run_is_taken_in_once_it_has(spark, tmp_path):
     orders = Orders(tmp_path, "time")
     for day in (19, 20, 21):
         orders.day(day)
-    assert [books.window for books in orders.ingest(spark).done] == ["2026-03-19", "2026-03-20"]
+    assert [books.window for books in orders.ingest(spark)] == ["2026-03-19", "2026-03-20"]
     assert orders.told == {"ahead": ["2026-03-21"]}
     later = datetime(2026, 3, 21, 12, tzinfo=UTC)
-    assert [(books.window, books.kept) for books in orders.ingest(spark, now=later).done] == [("2026-03-21", 10)]
-    assert orders.ingest(spark, now=later).done == ()
+    assert [(books.window, books.kept) for books in orders.ingest(spark, now=later)] == [("2026-03-21", 10)]
+    assert orders.ingest(spark, now=later) == []
     assert orders.told == {}
 
 
@@ -119,20 +118,20 @@ def test_rows_that_a_join_loses_are_counted_and_a_window_that_it_empties_waits_f
         orders.ingest(spark, transform=JOINED)
     assert orders.files == []
     spark.sql("SELECT 'a' AS shop, 'Bonn' AS town").createOrReplaceTempView("shops_of_test")
-    done = orders.ingest(spark, transform=JOINED).done
+    done = orders.ingest(spark, transform=JOINED)
     assert [(each.window, each.source_rows, each.read, each.kept) for each in done] == [
         ("2026-03-01", 10, 10, 10), ("2026-03-02", 10, 7, 7)]  # fmt: skip
     assert orders.windows == {each.window: each for each in done}
-    assert orders.ingest(spark, transform=JOINED).done == ()
+    assert orders.ingest(spark, transform=JOINED) == []
 
 
 def test_rows_are_counted_as_the_source_has_them_whatever_the_transform_reads_of_them(spark, by_folder):
     by_folder.day(1, rows=1000)
-    [books] = by_folder.ingest(spark, transform="SELECT * FROM {source} LIMIT 20").done
+    [books] = by_folder.ingest(spark, transform="SELECT * FROM {source} LIMIT 20")
     assert (books.source_rows, books.read) == (1000, 20)
-    [books] = by_folder.ingest(spark, transform="SELECT o.* FROM {source} o CROSS JOIN range(2)").done
+    [books] = by_folder.ingest(spark, transform="SELECT o.* FROM {source} o CROSS JOIN range(2)")
     assert (books.source_rows, books.read) == (1000, 2000)
-    [books] = by_folder.ingest(spark).done
+    [books] = by_folder.ingest(spark)
     assert (books.source_rows, books.read) == (1000, 1000)
 
 
@@ -141,7 +140,7 @@ def test_a_deleted_window_stays_until_it_is_asked_to_go_and_comes_back_with_its_
         orders.day(day)
     orders.ingest(spark)
     shutil.rmtree(orders.day(2))
-    assert orders.ingest(spark).done == ()
+    assert orders.ingest(spark) == []
     assert [entry.message for entry in caplog.records if "no longer holds" in entry.message] == [
         "window 2026-03-02 of the clean rows that the source no longer holds: --backfill 2026-03-02..2026-03-02 or "
         "source.deleted_windows=remove takes them out"
@@ -149,16 +148,16 @@ def test_a_deleted_window_stays_until_it_is_asked_to_go_and_comes_back_with_its_
     assert orders.told == {"deleted": ["2026-03-02"]}
     assert orders.clean == {"2026-03-01": 10, "2026-03-02": 10, "2026-03-03": 10}
 
-    [books] = orders.ingest(spark, deleted_windows="remove").done
+    [books] = orders.ingest(spark, deleted_windows="remove")
     assert (books.window, books.source_rows, books.read, books.kept, books.content) == ("2026-03-02", 0, 0, 0, "")
     assert orders.told == {"removed": ["2026-03-02"]}
     assert orders.clean == {"2026-03-01": 10, "2026-03-03": 10}
-    assert orders.ingest(spark, deleted_windows="remove").done == ()
-    assert orders.ingest(spark).done == ()
+    assert orders.ingest(spark, deleted_windows="remove") == []
+    assert orders.ingest(spark) == []
     assert orders.told == {}
 
     orders.day(2, rows=4)
-    assert [each.window for each in orders.ingest(spark).done] == ["2026-03-02"]
+    assert [each.window for each in orders.ingest(spark)] == ["2026-03-02"]
     assert orders.clean == {"2026-03-01": 10, "2026-03-02": 4, "2026-03-03": 10}
 
 
@@ -167,10 +166,10 @@ def test_a_backfill_takes_a_deleted_window_out_and_does_those_beside_it_again(sp
         by_folder.day(day)
     by_folder.ingest(spark)
     shutil.rmtree(by_folder.day(2))
-    assert [each.window for each in by_folder.ingest(spark, again=("2026-03-02", "2026-03-02")).done] == ["2026-03-02"]
+    assert [each.window for each in by_folder.ingest(spark, again=("2026-03-02", "2026-03-02"))] == ["2026-03-02"]
     assert by_folder.clean == {"2026-03-01": 10, "2026-03-03": 10}
     shutil.rmtree(by_folder.day(1))
-    done = by_folder.ingest(spark, again=("2026-03-01", "2026-03-09")).done
+    done = by_folder.ingest(spark, again=("2026-03-01", "2026-03-09"))
     assert [(each.window, each.kept) for each in done] == [("2026-03-01", 0), ("2026-03-03", 10)]
     assert by_folder.clean == {"2026-03-03": 10}
 
@@ -181,7 +180,7 @@ def test_a_row_whose_date_is_corrected_leaves_the_quarantine_and_on_demand_its_o
         orders.ingest(spark, query=query.format(wrong))
     assert orders.clean == {"2016-03-19": 1, "2026-03-18": 1}
     assert orders.tables.table("quarantine").rows().num_rows == 1
-    done = orders.ingest(spark, query=query.format("'2026-03-19'"), deleted_windows="remove").done
+    done = orders.ingest(spark, query=query.format("'2026-03-19'"), deleted_windows="remove")
     assert [(each.window, each.read) for each in done] == [
         ("2016-03-19", 0), ("2026-03-18", 1), ("2026-03-19", 1), ("none", 0)]  # fmt: skip
     assert orders.clean == {"2026-03-18": 1, "2026-03-19": 1}
@@ -234,25 +233,25 @@ def test_folders_of_moments_are_the_windows_that_they_are_called(spark, tmp_path
     rows = spark.sql(f"SELECT id AS y, timestamp'2026-03-01 00:00:00' + {step} AS day FROM range(3)")
     rows.write.partitionBy("day").parquet(str(tmp_path / "orders"))
     names = [f"2026-03-01T0{n}" if every == "hour" else f"2026-03-0{n + 1}" for n in range(3)]
-    assert [(each.window, each.kept) for each in orders.ingest(spark, every=every).done] == [(n, 1) for n in names]
+    assert [(each.window, each.kept) for each in orders.ingest(spark, every=every)] == [(n, 1) for n in names]
     assert orders.clean == dict.fromkeys(names, 1)
 
 
 def test_days_of_one_digit_are_days(spark, by_folder):
     for day in (8, 9, 10):
         by_folder.day(day).rename(by_folder.root / "orders" / f"day=2026-3-{day}")
-    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-08", "2026-03-09", "2026-03-10"]
+    assert [each.window for each in by_folder.ingest(spark)] == ["2026-03-08", "2026-03-09", "2026-03-10"]
     assert by_folder.clean == {"2026-03-08": 10, "2026-03-09": 10, "2026-03-10": 10}
 
 
 def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not(spark, by_folder):
     by_folder.day(1)
-    first = by_folder.ingest(spark).done
+    first = by_folder.ingest(spark)
     by_folder.day(2, rows=2, z="new")
-    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-02"]
+    assert [each.window for each in by_folder.ingest(spark)] == ["2026-03-02"]
     assert by_folder.windows["2026-03-01"] == first[0]
     by_folder.day(3, rows=3)
-    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-03"]
+    assert [each.window for each in by_folder.ingest(spark)] == ["2026-03-03"]
     rows = by_folder.tables.table("clean").read(spark)
     found = rows.groupBy("_window").agg({"z": "count", "*": "count"}).orderBy("_window").collect()
     assert [(row["_window"], row["count(1)"], row["count(z)"]) for row in found] == [
@@ -264,7 +263,7 @@ def test_deleted_windows_keep_the_columns_that_the_source_has_no_more(spark, ord
     orders.ingest(spark)
     shutil.rmtree(orders.day(1))
     orders.day(2, new=2)
-    assert [each.window for each in orders.ingest(spark).done] == ["2026-03-02"]
+    assert [each.window for each in orders.ingest(spark)] == ["2026-03-02"]
     rows = orders.tables.table("clean").rows(["_window", "old", "new"]).to_pylist()
     assert {(row["_window"], row["old"], row["new"]) for row in rows} == {
         ("2026-03-01", 1, None), ("2026-03-02", None, 2)}  # fmt: skip

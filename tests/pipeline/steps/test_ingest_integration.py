@@ -14,13 +14,12 @@ from pyspark.sql import functions as F
 
 from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaError
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, SqlSource
 from sparkdl.pipeline.state.evaluator import stale_of
-from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.project import Project, Tables
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 from sparkdl.tables.table import Table
@@ -91,8 +90,8 @@ def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
     source = ParquetSource(path=str(folder), key=("order_id",), time="bought_at")
     spec = spec_of(source, expect={"paid": Expectation(check="amount >= 0")})
     made = ingest(spark, spec, tables, "run", NOW)
-    assert [books.window for books in made.done] == ["2026-03-01", "2026-03-02", "2026-03-03"]
-    second = made.done[1]
+    assert [books.window for books in made] == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    second = made[1]
     assert (second.read, second.kept, second.quarantined, second.duplicates) == (26, 20, 3, 3)
     assert second.outcomes == {"paid": 3}
     rows = clean_rows(tables)
@@ -102,22 +101,22 @@ def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
     assert sorted(json.loads(row["row"])["order_id"] for row in refused) == [
         "2026-03-02-40", "2026-03-02-41", "2026-03-02-50"]  # fmt: skip
     assert {row["reason"] for row in refused} == {"paid"}
-    assert new_run(spec, tables).state.windows() == {books.window: books for books in made.done}
+    assert new_run(spec, tables).windows() == {books.window: books for books in made}
 
 
 def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
     folder, write = orders
     spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"))
     first = ingest(spark, spec, tables, "one", NOW)
-    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    assert ingest(spark, spec, tables, "two", NOW) == []
     write("2026-03-01", rows=1, start=90, name="late")
     write("2026-03-04")
     write("2099-01-01")
     again = ingest(spark, spec, tables, "three", NOW)
-    assert [books.window for books in again.done] == ["2026-03-01", "2026-03-04"]
-    assert again.done[0].kept == 21
-    known = new_run(spec, tables).state.windows()
-    assert known["2026-03-02"] == first.done[1]
+    assert [books.window for books in again] == ["2026-03-01", "2026-03-04"]
+    assert again[0].kept == 21
+    known = new_run(spec, tables).windows()
+    assert known["2026-03-02"] == first[1]
     assert len(clean_rows(tables)) == 81
 
 
@@ -134,7 +133,7 @@ def test_a_label_that_comes_changes_the_rows_and_not_what_predictions_follow_fro
         frame.coalesce(1).write.parquet(str(tmp_path / name))
         spec = spec_of(ParquetSource(path=str(tmp_path / name), time="at"))
         spec = msgspec.structs.replace(spec, label={"y": Label(type="binary")})
-        kept += ingest(spark, spec, Tables(folder=str(tmp_path / f"tables {name}")), "run", NOW).done
+        kept += ingest(spark, spec, Tables(folder=str(tmp_path / f"tables {name}")), "run", NOW)
     before, after = kept
     assert before.content != after.content
     assert (before.unlabelled == after.unlabelled) == same
@@ -147,19 +146,19 @@ def test_content_is_the_same_for_the_same_rows_however_they_lie(spark, orders, t
     spark.read.parquet(*map(str, folder.iterdir())).repartition(3).write.parquet(str(tmp_path / "other"))
     moved = spec_of(ParquetSource(path=str(tmp_path / "other"), key=("order_id",), time="bought_at"))
     again = ingest(spark, moved, Tables(folder=str(tmp_path / "t2")), "two", NOW)
-    assert [books.content for books in again.done] == [books.content for books in first.done]
-    assert [books.fingerprint for books in again.done] == [books.fingerprint for books in first.done]
+    assert [books.content for books in again] == [books.content for books in first]
+    assert [books.fingerprint for books in again] == [books.fingerprint for books in first]
 
 
 def test_backfill_and_new_rules_do_windows_again(spark, orders, tables):
     spec = spec_of(ParquetSource(path=str(orders[0]), key=("order_id",), time="bought_at"))
     ingest(spark, spec, tables, "one", NOW)
-    done = ingest(spark, spec, tables, "two", NOW, again=("2026-03-02", "2026-03-02")).done
+    done = ingest(spark, spec, tables, "two", NOW, again=("2026-03-02", "2026-03-02"))
     assert [books.window for books in done] == ["2026-03-02"]
     stricter = spec_of(spec.source, expect={"small": Expectation(check="amount < 10")})
-    assert [books.kept for books in ingest(spark, stricter, tables, "three", NOW).done] == [10, 10, 10]
+    assert [books.kept for books in ingest(spark, stricter, tables, "three", NOW)] == [10, 10, 10]
     warned = spec_of(spec.source, expect={**stricter.expect, "tiny": Expectation(check="amount < 9", action="warn")})
-    assert ingest(spark, warned, tables, "four", NOW).done == ()  # a warning changes no row
+    assert ingest(spark, warned, tables, "four", NOW) == []  # a warning changes no row
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Asia/Tokyo"])
@@ -196,7 +195,7 @@ def test_a_window_does_not_depend_on_the_sessions_time_zone(spark, zone, column,
 def test_rows_without_a_time_are_refused_and_the_others_go_on(spark, tables):
     query = "SELECT id AS order_id, IF(id < 2, NULL, timestamp'2026-03-01 00:00:00') AS at, 1.0 AS amount FROM range(5)"
     made = ingest(spark, spec_of(SqlSource(query=query, time="at")), tables, "run", NOW)
-    assert {books.window: (books.kept, books.quarantined) for books in made.done} == {
+    assert {books.window: (books.kept, books.quarantined) for books in made} == {
         "2026-03-01": (3, 0),
         "none": (0, 2),
     }
@@ -205,8 +204,8 @@ def test_rows_without_a_time_are_refused_and_the_others_go_on(spark, tables):
 
 def test_a_source_without_time_is_one_window(spark, tables):
     source = SqlSource(query="SELECT id AS order_id, id * 1.0 AS amount FROM range(7)")
-    assert [books.window for books in ingest(spark, spec_of(source), tables, "run", NOW).done] == ["all"]
-    assert ingest(spark, spec_of(source), tables, "run", NOW).done == ()
+    assert [books.window for books in ingest(spark, spec_of(source), tables, "run", NOW)] == ["all"]
+    assert ingest(spark, spec_of(source), tables, "run", NOW) == []
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
@@ -222,7 +221,7 @@ def test_garbled_rows_of_text_files_are_quarantined_as_they_are(spark, tables, t
     kind = {"csv": CsvSource, "json": JsonSource}[form]
     source = kind(path=str(tmp_path / "raw"), schema="order_id STRING, at DATE, amount DOUBLE", time="at")
     made = ingest(spark, spec_of(source), tables, "run", NOW)
-    assert sum(books.kept for books in made.done) == len(good[form].splitlines())
+    assert sum(books.kept for books in made) == len(good[form].splitlines())
     refused = tables.table("quarantine").rows().to_pylist()
     assert [row["row"] for row in refused] == [bad[form].strip()]
 
@@ -231,7 +230,7 @@ def test_the_first_file_of_all_lies_in_its_partition_as_those_after_it(spark, ta
     (tmp_path / "rows" / "day=2026-03-01").mkdir(parents=True)
     (tmp_path / "rows" / "day=2026-03-01" / "a.csv").write_text("order_id,amount,y\n1,2.5,0\n")
     spec = spec_of(CsvSource(path=str(tmp_path / "rows"), key=("order_id",), partition="day"))
-    assert [books.window for books in ingest(spark, spec, tables, "r1", NOW).done] == ["2026-03-01"]
+    assert [books.window for books in ingest(spark, spec, tables, "r1", NOW)] == ["2026-03-01"]
 
 
 def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_path):
@@ -249,7 +248,7 @@ def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_pat
         "append"
     ).partitionBy("day").parquet(str(folder))
     assert due_windows(spec, tables) == ["2026-03-02"]
-    assert [books.kept for books in ingest(spark, spec, tables, "two", NOW).done] == [4]
+    assert [books.kept for books in ingest(spark, spec, tables, "two", NOW)] == [4]
 
 
 def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
@@ -266,7 +265,7 @@ def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
     assert due_windows(spec, tables) == ["2026-03-03"]
     assert source_of(spec.source).snapshot().state != look.state
     table.compact()
-    compacted = ingest(spark, spec, tables, "two", NOW).done
+    compacted = ingest(spark, spec, tables, "two", NOW)
     assert {books.window: books.kept for books in compacted}["2026-03-03"] == 4
 
 
@@ -280,9 +279,9 @@ def test_rows_that_a_deletion_vector_takes_from_a_table_go(spark, tables, tmp_pa
     ingest(spark, spec, tables, "one", NOW)
     added = [action["add"] for action in actions(place) if "add" in action]
     hide_rows(place, 2, next(add for add in added if add["partitionValues"]["day"] == "2026-03-01"))
-    assert [books.window for books in ingest(spark, spec, tables, "two", NOW).done] == ["2026-03-01"]
+    assert [books.window for books in ingest(spark, spec, tables, "two", NOW)] == ["2026-03-01"]
     assert sorted(row["order_id"] for row in clean_rows(tables)) == [n for n in range(80) if n not in HIDDEN]
-    assert ingest(spark, spec, tables, "three", NOW).done == ()
+    assert ingest(spark, spec, tables, "three", NOW) == []
 
 
 @pytest.mark.parametrize("columns", ["3 AS a, CAST(NULL AS INT) AS b", "array(1, 2) AS a, array(3) AS b"])
@@ -291,11 +290,11 @@ def test_a_feed_whose_columns_were_swapped_is_due_when_it_is_corrected(spark, ta
     feed = f"CREATE OR REPLACE TEMPORARY VIEW feed AS SELECT {{}} FROM {rows}"
     spec = spec_of(SqlSource(query="SELECT id AS order_id, amount, a, b FROM feed"))
     spark.sql(feed.format("id, amount, a, b"))
-    (first,) = ingest(spark, spec, tables, "one", NOW).done
-    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    (first,) = ingest(spark, spec, tables, "one", NOW)
+    assert ingest(spark, spec, tables, "two", NOW) == []
     other = "b AS a, a AS b" if "NULL" in columns else "slice(a, 1, 1) AS a, array(a[1], b[0]) AS b"
     spark.sql(feed.format(f"id, amount, {other}"))
-    (second,) = ingest(spark, spec, tables, "three", NOW).done
+    (second,) = ingest(spark, spec, tables, "three", NOW)
     assert second.content != first.content
 
 
@@ -314,7 +313,7 @@ def test_a_condition_that_fails_a_run_counts_rows_that_are_refused_for_something
     assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
     expect["known"] = Expectation(check="amount IS NOT NULL", action="fail", above=0.34)
     made = ingest(spark, spec_of(source, expect=expect), tables, "two", NOW)
-    assert [(books.window, books.kept, books.duplicates, books.outcomes) for books in made.done] == [
+    assert [(books.window, books.kept, books.duplicates, books.outcomes) for books in made] == [
         ("2026-03-01", 8, 1, {"paid": 2, "malformed in its file": 1}),
         ("none", 0, 0, {"no time that can be read": 1}),
     ]
@@ -420,9 +419,9 @@ def test_rows_that_spark_alone_knows_are_those_that_their_hash_is_of(spark, tabl
     with pytest.raises(DataError, match="window 2026-03-01 had 2 rows when it was looked at, and 2 rows, or others"):
         ingest(spark, spec, tables, "run", NOW)
     monkeypatch.undo()
-    [books] = ingest(spark, spec, tables, "run", NOW).done
+    [books] = ingest(spark, spec, tables, "run", NOW)
     assert (books.read, books.kept) == (2, 2)
-    assert ingest(spark, spec, tables, "run", NOW).done == ()
+    assert ingest(spark, spec, tables, "run", NOW) == []
 
 
 def asked_for(spark, window, *, wrong=0):
@@ -454,14 +453,14 @@ THROUGH_SQL = Transform(sql="SELECT * FROM {source}")
 def test_a_function_is_asked_for_all_rows_and_for_those_of_the_windows_that_are_due(spark, tables, transform, time):
     spec = spec_of(FunctionSource(function=f"{HERE}:asked_for", key=("order_id",), **time), transform=transform)
     ASKED.clear()
-    assert [books.kept for books in ingest(spark, spec, tables, "one", NOW).done] == [24] * 4
+    assert [books.kept for books in ingest(spark, spec, tables, "one", NOW)] == [24] * 4
     day = [datetime(2026, 3, number, tzinfo=UTC) for number in range(1, 6)]
     assert [None, (day[0], day[4])] == ASKED
     ASKED.clear()
-    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    assert ingest(spark, spec, tables, "two", NOW) == []
     assert ASKED == [None]
     ASKED.clear()
-    again = ingest(spark, spec, tables, "three", NOW, again=("2026-03-02", "2026-03-03")).done
+    again = ingest(spark, spec, tables, "three", NOW, again=("2026-03-02", "2026-03-03"))
     assert [(books.window, books.kept) for books in again] == [("2026-03-02", 24), ("2026-03-03", 24)]
     assert [None, (day[1], day[3])] == ASKED
     assert (ASKED[1].start, ASKED[1].end) == (day[1], day[3])
@@ -479,7 +478,7 @@ def test_a_function_that_returns_other_rows_for_a_window_is_refused(spark, table
 def test_a_function_is_asked_for_all_where_rows_without_a_time_are_due(spark, tables):
     ASKED.clear()
     source = FunctionSource(function=f"{HERE}:partly_timed", key=("order_id",), time="at")
-    assert [books.window for books in ingest(spark, spec_of(source), tables, "one", NOW).done] == ["2026-03-01", "none"]
+    assert [books.window for books in ingest(spark, spec_of(source), tables, "one", NOW)] == ["2026-03-01", "none"]
     assert ASKED == [None]
 
 
@@ -502,7 +501,7 @@ def test_of_rows_with_one_key_a_sound_one_stays_and_rows_without_a_key_are_no_du
     spec = spec_of(
         SqlSource(query=query, time="at", key=("order_id",)), expect={"paid": Expectation(check="amount > 0")}
     )
-    (books,) = ingest(spark, spec, tables, "run", NOW).done
+    (books,) = ingest(spark, spec, tables, "run", NOW)
     assert (books.read, books.kept, books.duplicates, books.quarantined) == (6, 4, 2, 0)
     assert sorted(row["amount"] for row in clean_rows(tables)) == [2.0, 3.0, 5.0, 5.0]
 
@@ -518,8 +517,8 @@ def test_an_edited_transform_may_change_the_columns_of_the_clean_rows(spark, tab
 
 def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
     query = "SELECT 1 AS order_id, 2.0D AS amount, {} AS _note"
-    first = ingest(spark, spec_of(SqlSource(query=query.format("'a'"))), tables, "one", NOW).done
-    second = ingest(spark, spec_of(SqlSource(query=query.format("'b'"))), tables, "two", NOW).done
+    first = ingest(spark, spec_of(SqlSource(query=query.format("'a'"))), tables, "one", NOW)
+    second = ingest(spark, spec_of(SqlSource(query=query.format("'b'"))), tables, "two", NOW)
     assert first[0].content != second[0].content
 
 
@@ -527,15 +526,15 @@ def test_columns_that_change_their_names_are_other_content(spark, tables):
     rows, found = SqlSource(query="SELECT id AS order_id, 1.0D AS amount, id AS x, -id AS z FROM range(3)"), []
     for names in ("x AS u, z AS v", "x AS v, z AS u", "x AS u, z AS v"):
         transform = Transform(sql=f"SELECT order_id, amount, {names} FROM {{source}}")
-        (books,) = ingest(spark, spec_of(rows, transform=transform), tables, "run", NOW).done
+        (books,) = ingest(spark, spec_of(rows, transform=transform), tables, "run", NOW)
         found.append(books.content)
     assert found[0] == found[2] != found[1]
 
 
 def test_a_renamed_column_makes_every_window_due(spark, tables):
     query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
-    first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW).done
-    second = ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW).done
+    first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW)
+    second = ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
     assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
     assert second[0].fingerprint != first[0].fingerprint
 
@@ -546,7 +545,9 @@ def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp
     write("2026-03-02", rows=1, start=60, amount="-1.0D", name="bad")
     checks = {"paid": Expectation(check="amount >= 0"), "large": Expectation(check="amount > 4", action="warn")}
     spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"), expect=checks)
-    first = ingest(spark, spec, tables, "one", NOW)
+    run = new_run(spec, tables)
+    run.run_id = "one"
+    first = ingestion.ingest(spark, run)
     monkeypatch.setattr("sparkdl.pipeline.steps.ingest._ROWS_PER_FILE", 7)
     others = Tables(folder=str(tmp_path / "small"))
     spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # which would join parts so small
@@ -555,7 +556,7 @@ def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp
     finally:
         spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
     assert second == first
-    assert first.warned == {"large": 15}
+    assert run.record.warned == {"large": 15}
     assert clean_rows(others) == clean_rows(tables)
     files = [file.partition["_window"] for file in others.table("clean").files()]
     assert len(files) > len(set(files)) == 3  # several of a window, and no more than there are parts
@@ -572,7 +573,7 @@ def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
         path=str(tmp_path / "raw"), schema="order_id BIGINT, amount DOUBLE", partition="day", options={"header": False}
     )
     made = ingest(spark, spec_of(source, expect={"paid": Expectation(check="amount > 0")}), tables, "run", NOW)
-    assert [(books.read, books.kept, books.outcomes) for books in made.done] == [
+    assert [(books.read, books.kept, books.outcomes) for books in made] == [
         (4, 2, {"paid": 1, "malformed in its file": 1})] * 2  # fmt: skip
     refused = tables.table("quarantine").rows().to_pylist()
     assert sorted(row["row"] for row in refused if row["reason"] != "paid") == ["4", "4"]

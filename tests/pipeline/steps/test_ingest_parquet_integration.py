@@ -17,12 +17,11 @@ from sparkdl.errors import DataError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.parquet_rows import parquet_rows
-from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import ParquetSource
-from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.project import Project, Tables
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 
@@ -85,7 +84,7 @@ def ingest(spark, spec, tables):
 
 def windows_of(spec, tables):
     """The windows that a run after these has read."""
-    return new_run(spec, tables).state.windows()
+    return new_run(spec, tables).windows()
 
 
 def told(tables, done):
@@ -115,13 +114,13 @@ def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spar
     assert parquet_rows(spark, spec, source_of(spec.source), source_of(spec.source).snapshot()) is not None
     direct = Tables(folder=str(tmp_path / "direct"))
     _, done = ingest(spark, spec, direct)
-    assert done.done
-    assert ingest(spark, spec, direct)[1].done == (), "what was read is what is found again"
+    assert done
+    assert ingest(spark, spec, direct)[1] == [], "what was read is what is found again"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
     _, expected = ingest(spark, spec, through)
     assert told(direct, done) == told(through, expected)
-    assert ingest(spark, spec, direct)[1].done == (), "the way through Spark finds nothing new either"
+    assert ingest(spark, spec, direct)[1] == [], "the way through Spark finds nothing new either"
 
 
 def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark, tmp_path, monkeypatch, folder):
@@ -145,7 +144,7 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
     spec = spec_of(root, **source)
     direct = Tables(folder=str(tmp_path / "direct"))
     _, done = ingest(spark, spec, direct)
-    assert sum(books.duplicates for books in done.done) == ROWS - 1, "those without an id are no duplicates"
+    assert sum(books.duplicates for books in done) == ROWS - 1, "those without an id are no duplicates"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
     _, expected = ingest(spark, spec, through)

@@ -16,17 +16,17 @@ from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.evaluator import nothing_new
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
-from sparkdl.pipeline.state.results import Evaluated, Published, Scored, Trained
+from sparkdl.pipeline.state.results import Published, Scored, Trained
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import STEPS, evaluate, features, score, shards, train
 from sparkdl.pipeline.steps.drift import DriftStep, Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
-from sparkdl.pipeline.steps.features import features_key
+from sparkdl.pipeline.steps.features import FeaturesStep
 from sparkdl.pipeline.steps.ingest import rules_of
 from sparkdl.pipeline.steps.learning import learn_from_all
 from sparkdl.pipeline.steps.score import windows_to_score
-from sparkdl.pipeline.steps.shards import shards_key
-from sparkdl.pipeline.steps.train import train_key, trial_key
+from sparkdl.pipeline.steps.shards import ShardsStep
+from sparkdl.pipeline.steps.train import TrainStep, trial_key
 from sparkdl.pipeline.windows import Parts
 from sparkdl.tables.table import Table
 
@@ -62,20 +62,20 @@ def ingested(run, content, labels=""):
             duplicates=0, content=rows + labels, unlabelled=rows,
         )  # fmt: skip
         receipts.append(Receipt(step="ingest", partition=name, key="k", facts=encode(books).decode()))
-    run.state.receipts.write(receipts)
+    run.receipts.write(receipts)
     return run
 
 
 def scored(run, content, cut_short=()):
     """A run that finds predictions of these rows."""
     target = Table(str(run.project.spec.score.target)).uri
-    with replacing(run.state.receipts, "score", []) as made:
+    with replacing(run.receipts, "score", []) as made:
         for name, rows in content.items():
             made[f"{name} in {target}"] = ("k", Scored(window=name, target=target, content=rows, rows=1, version=1))
     if cut_short:
         with (
             pytest.raises(KeyboardInterrupt),
-            replacing(run.state.receipts, "score", [f"{n} in {target}" for n in cut_short]),
+            replacing(run.receipts, "score", [f"{n} in {target}" for n in cut_short]),
         ):
             raise KeyboardInterrupt
     return run
@@ -86,7 +86,7 @@ def test_days_that_no_run_scored_and_rows_that_came_late_are_owed(new_run):
         run = ingested(
             new_run(*overrides), CONTENT | {"none": "lost"} | {D[name]: rows for name, rows in changed.items()}
         )
-        return windows_to_score(run.project, run.state, PARTS)
+        return windows_to_score(run, PARTS)
 
     D = {"d2": D2, "d4": D4}
     assert owed() == (D5, D6)
@@ -104,11 +104,11 @@ def test_days_that_no_run_scored_and_rows_that_came_late_are_owed(new_run):
 
 def test_a_label_that_is_kept_is_scored_again_once_it_has_come_and_keeping_it_rescores_nothing_old(new_run, published):
     run = new_run()
-    run.state.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
+    run.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
 
     def scoring(labels, *overrides):
         run = ingested(new_run(*overrides), CONTENT, labels)
-        return score.ScoreStep().wanted(run), windows_to_score(run.project, run.state, PARTS)
+        return score.ScoreStep().wanted(run), windows_to_score(run, PARTS)
 
     assert scoring("") == scoring(" with labels")
     waiting, come = (scoring(labels, "score.keep=[y]")[0] for labels in ("", " with labels"))
@@ -129,9 +129,9 @@ def test_without_windows_in_time_nothing_is_owed_but_what_is_gone(new_run):
     ):
         overrides.append(f"score.target=table{number}")
         run = ingested(new_run(*overrides), content)
-        assert windows_to_score(run.project, run.state, parts) == (D1, D3)
-        assert windows_to_score(run.project, scored(run, {D1: "a", D2: "b"}).state, parts) == (D1, D2, D3)
-        assert windows_to_score(run.project, scored(run, content).state, parts) == (D1, D3)
+        assert windows_to_score(run, parts) == (D1, D3)
+        assert windows_to_score(scored(run, {D1: "a", D2: "b"}), parts) == (D1, D2, D3)
+        assert windows_to_score(scored(run, content), parts) == (D1, D3)
 
 
 def test_a_trial_is_done_again_for_a_metric_that_it_did_not_compute_and_a_training_is_not(new_run):
@@ -149,7 +149,7 @@ def test_a_trial_is_done_again_for_a_metric_that_it_did_not_compute_and_a_traini
 def test_several_classes_are_trained_anew_where_accuracy_judges_them_no_more_and_other_labels_are_not(new_run, label):
     def keys(*overrides):
         run = ingested(new_run(f"label={{{label}}}", "train.metrics=[accuracy]", *overrides), CONTENT)
-        return train_key(run.project, run.state, PARTS), trial_key(run.project, "shards", {"train.epochs": 2})
+        return TrainStep().key(run, PARTS), trial_key(run.project, "shards", {"train.epochs": 2})
 
     for one, other in zip(keys(), keys("publish.metric=log_loss"), strict=True):
         assert one != other
@@ -162,7 +162,7 @@ def test_several_classes_are_trained_anew_where_accuracy_judges_them_no_more_and
 def published(tmp_path):
     def publish(run, training):
         bundle = save_bundle(nn.Linear(1, 1), str(tmp_path / training))
-        return run.state.registry.publish("shop", bundle.uri, publication=training)
+        return run.registry.publish("shop", bundle.uri, publication=training)
 
     return publish
 
@@ -171,43 +171,41 @@ def test_a_model_that_is_the_champion_already_is_compared_with_the_one_before_it
     run = new_run()
 
     def against(training, run=run):
-        run.state.look_again()
-        return judged_against(run.project, run.state, {"train": training})
+        run.look_again()
+        return judged_against(run, {"train": training})
 
     assert against("one") is None
     assert published(run, "one").version == 1
-    run.state.registry.set_alias("shop", "champion", 1, expected=None)
+    run.registry.set_alias("shop", "champion", 1, expected=None)
     assert against("one") is None  # nobody was champion before it
     assert against("two") == 1
     published(run, "two")
-    run.state.registry.set_alias("shop", "champion", 2, expected=1)  # and here a run was killed
+    run.registry.set_alias("shop", "champion", 2, expected=1)  # and here a run was killed
     assert against("two") == 1
     made = Published(version=2, promoted=True, reason="", against=1)
-    run.state.receipts.keep("publish", content_key("publish", {"train": "two"}), made)
+    run.receipts.keep("publish", content_key("publish", {"train": "two"}), made)
     published(run, "three")
-    run.state.registry.set_alias("shop", "champion", 3, expected=2)
+    run.registry.set_alias("shop", "champion", 3, expected=2)
     assert against("two") == 1
     assert against("four") == 3
-    run.state.registry.delete("shop", 1)
-    run.state.registry.set_alias("shop", "champion", 2, expected=3)
-    run.state.look_again()
-    assert judged_against(run.project, run.state, {"train": "two", "publish": "edited"}) == 3
+    run.registry.delete("shop", 1)
+    run.registry.set_alias("shop", "champion", 2, expected=3)
+    run.look_again()
+    assert judged_against(run, {"train": "two", "publish": "edited"}) == 3
 
 
-def test_a_champion_that_a_stricter_gate_refuses_stays_and_says_so(new_run, monkeypatch, tmp_path):
+def test_a_champion_that_a_stricter_gate_refuses_stays_and_says_so(new_run, tmp_path):
     run, labels = ingested(new_run(), CONTENT), np.arange(40.0)
     bundle = save_bundle(nn.Linear(1, 1), str(tmp_path / "bundle"))
     trained = Trained(
         bundle=bundle.uri, content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
         backend="none",
     )  # fmt: skip
-    monkeypatch.setattr(evaluate, "trained_now", lambda *_: trained)
 
     def published(*floors):
         decision = decide(Gate(metric="rmse", floors=floors), Rows.of("regression", labels, labels + 1))
-        monkeypatch.setattr(evaluate, "_evaluated", lambda *_: Evaluated(label="y", decision=decision))
-        run.state.look_again()
-        return evaluate._published(run.project, run.state, PARTS, run.state.champion())
+        run.look_again()
+        return evaluate._published(run, PARTS, decision, trained)
 
     assert published().promoted
     stricter = published("rmse <= 0.5")
@@ -224,10 +222,10 @@ GROUPED = "split={by: hash, train: 0.6, validate: 0.2, score: 0.2, group: [shop]
 def keys_of(run):
     """The keys of the steps that cut rows into parts, of equal rows."""
     ingested(run, dict.fromkeys((D1, D2, D3, D4, D5, D6), "rows"))
-    publish = publish_inputs(run.project, run.state, PARTS)
+    publish = publish_inputs(run, PARTS)
     return {
-        "features": features_key(run.project, run.state, PARTS),
-        "shards": shards_key(run.project, run.state, PARTS),
+        "features": FeaturesStep().key(run, PARTS),
+        "shards": ShardsStep().key(run, PARTS),
         "publish": content_key("publish", {**publish, "train": "train"}),
     }
 
@@ -242,7 +240,7 @@ def test_another_key_cuts_the_rows_anew_where_it_is_hashed_and_judges_anew(new_r
 
 
 def test_predictions_are_made_anew_where_they_are_to_have_another_key(new_run, tmp_path):
-    registry = new_run().state.registry
+    registry = new_run().registry
     registry.publish("shop", save_bundle(nn.Linear(1, 1), str(tmp_path / "bundle")).uri)
     registry.set_alias("shop", "champion", 1, expected=None)
     made = set()
@@ -257,7 +255,7 @@ def test_predictions_are_made_anew_where_they_are_to_have_another_key(new_run, t
 @pytest.mark.parametrize("module", [features, shards, train, evaluate, score])
 def test_what_a_step_was_built_anew_for_is_made_again(new_run, published, monkeypatch, module):
     run = ingested(new_run(), CONTENT)
-    run.state.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
+    run.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
 
     def wanted():
         return {step.name: step.wanted(run) for step in STEPS if step.name not in ("ingest", "live", "drift", "trial")}
@@ -305,15 +303,15 @@ def test_who_must_beat_the_baseline_decides_a_publication_only_where_it_is_not_a
     gates = []
     for word in ("first", "always", "never"):
         run = ingested(new_run(f"publish.gate.baseline={word}"), CONTENT)
-        gates.append(publish_inputs(run.project, run.state, PARTS)["publish"]["gate"])
+        gates.append(publish_inputs(run, PARTS)["publish"]["gate"])
     assert "baseline" not in gates[0]
     assert [gate["baseline"] for gate in gates[1:]] == ["always", "never"]
 
 
 def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or_a_refusal(new_run, published):
     run = ingested(new_run(), CONTENT)
-    run.state.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
-    with replacing(run.state.receipts, "drift", []) as made:
+    run.registry.set_alias("shop", "champion", published(run, "one").version, expected=None)
+    with replacing(run.receipts, "drift", []) as made:
         alarm = Drift(reason="it drifts", alarm=True, judged=True, rows=1, features={})
         for name, key in DriftStep().wanted(run).items():
             made[name] = (key, Looked(drift=alarm))
@@ -323,7 +321,7 @@ def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or
 
     assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, True, True]
     assert not asks("retrain", train=False)
-    learn_from_all(run.project, run.state)
+    learn_from_all(run)
     assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, False, True]
     assert not DriftStep().asks_for_a_run(new_run("drift.action=fail", "drift.psi=0.9")), "not compared by that yet"
 
@@ -331,7 +329,7 @@ def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or
 def test_other_thresholds_ask_for_a_run_until_the_champion_is_compared_by_them(new_run, published):
     run = ingested(new_run(), CONTENT)
     versions = [published(run, name) for name in ("one", "two")]
-    run.state.registry.set_alias("shop", "champion", 1, expected=None)
+    run.registry.set_alias("shop", "champion", 1, expected=None)
 
     def asks(*overrides):
         other = new_run(*overrides)
@@ -339,7 +337,7 @@ def test_other_thresholds_ask_for_a_run_until_the_champion_is_compared_by_them(n
 
     def compare(*overrides, version=versions[0]):
         other = new_run(*overrides)
-        with replacing(other.state.receipts, "drift", []) as made:
+        with replacing(other.receipts, "drift", []) as made:
             for name, key in DriftStep().wanted(other).items():
                 made[name] = (
                     key,

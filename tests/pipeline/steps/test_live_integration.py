@@ -47,8 +47,8 @@ class Shop:
             backend="none", windows={A: "old rows"}, labels=summaries or {},
         )  # fmt: skip
         key = content_key("train", {"by": "hand"})
-        run.state.receipts.keep("train", key, trained)
-        self.version = run.state.registry.publish("shop", f"{root}/bundle", publication=key)
+        run.receipts.keep("train", key, trained)
+        self.version = run.registry.publish("shop", f"{root}/bundle", publication=key)
 
     def new_run(self, *overrides):
         text = f"""
@@ -77,14 +77,14 @@ class Shop:
             window=window, target=target, content="rows without labels", rows=rows, version=1, artifact=artifact
         )
         receipt = Receipt(step="score", partition=f"{window} in {target}", key=key, facts=encode(scored).decode())
-        run.state.receipts.write([receipt])
+        run.receipts.write([receipt])
 
     def look(self, clean, content, *overrides):
         """What a run makes of clean rows, and of windows with these hashes of their rows."""
         run, step = self.new_run(*overrides), live.LiveStep()
-        run.state.receipts.write([ingested(name, rows) for name, rows in content.items()])
+        run.receipts.write([ingested(name, rows) for name, rows in content.items()])
         rows = None if clean is None else self.spark.createDataFrame(clean)
-        run.state.clean = lambda spark: rows
+        run.clean = lambda spark: rows
         if stale := stale_of(step, run):
             step.make(run, self.spark, stale)
         assert not stale_of(step, run)
