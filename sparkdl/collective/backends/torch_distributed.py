@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sparkdl.collective.backends.group import GroupCollective, never_came
@@ -21,6 +22,10 @@ from sparkdl.compat.dtensor_caches import forget_meshes
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
 from sparkdl.world import World
+
+# torch.distributed.nn.functional is imported before there is a group. Its functions have the default group of that
+# moment as the default of an argument, for good, and an optimizer imports it, with torch._dynamo: the connections of a
+# group that was there already would outlive it, and the other ranks would not learn that this one has left.
 
 _TAG = 0x5D1  # of no message of a pipeline, which may be under way between the same ranks
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
