@@ -11,7 +11,7 @@ import torch
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.observe import emit, logger
 
-_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # the rates that schedulers keep in parameter groups
+_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")  # the rates that schedulers keep in parameter groups
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")  # a floor such as eta_min is absolute, and stays
 
 

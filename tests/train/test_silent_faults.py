@@ -108,6 +108,20 @@ def test_the_learning_rate_is_multiplied_only_when_asked_and_says_so(caplog):
     assert "learning rate 0.1 -> 0.4 (scale_lr: 4 ranks)" in caplog.text
 
 
+def test_the_rate_that_swalr_anneals_to_is_multiplied_with_the_others():
+    world = World(rank=0, size=4, local_size=4)
+    rate = rate_of(world, True, lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, 0.05, anneal_epochs=2))
+    rate.start()
+    rates = []
+    for _ in range(4):
+        rates.append(rate.current)
+        rate._optimizer.step()
+        rate.after_step()
+    assert rates[-1] == pytest.approx(0.2)
+    assert sorted(rates, reverse=True) == rates
+    assert rates[0] <= 0.4
+
+
 def test_warm_up_climbs_evenly_and_schedulers_step_when_they_were_told_to(task, train, source):
     def rates(**settings):
         parts = {"optimizer": functools.partial(torch.optim.SGD, lr=0.08)}
