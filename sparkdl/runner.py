@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -202,6 +203,10 @@ def launch_config(
         )
     if not isinstance(env, Mapping | None):
         raise ConfigError(f"env={env!r} is a {type(env).__name__}: give a dict of variables")
+    if not isinstance(nics, str | Collection | None):
+        raise ConfigError(f"nics={nics!r} is a {type(nics).__name__}: give the name of one interface, as in ['eth0']")
+    if not isinstance(config, LaunchConfig | None):
+        raise ConfigError(f"config={config!r} is a {type(config).__name__}: give a sparkdl.config.LaunchConfig")
     interfaces = {nics} if isinstance(nics, str) else set(nics or ())
     if len(interfaces) > 1:
         raise ConfigError(f"nics={sorted(interfaces)} names {len(interfaces)} interfaces, and ranks use one: name it")
@@ -323,8 +328,9 @@ def run_on_dataframe(
     args, kwargs = options.pop("args", ()), options.pop("kwargs", None)
     _check_call(fn, args, kwargs, num_proc)
     _check_rows(df, columns, labels, batch_size, options.get("shuffle", True))
+    _check_shards(store, options.get("layout"))
     reading: dict[str, Any] = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
-    reading["batch_size"] = batch_size
+    reading["batch_size"] = operator.index(batch_size)
     call = (fn, tuple(args), dict(kwargs or {}), options.pop("loader", None))
     options.setdefault("spark", df.sparkSession)
     if strategy is not None:
@@ -410,10 +416,20 @@ def _check_rows(df: Any, columns: Any, labels: Any, batch_size: Any, shuffle: An
     for name, names in (("columns", columns), ("labels", labels)):
         if isinstance(names, str):
             raise ConfigError(f"{name}={names!r} is one string: give a list of names, as in [{names!r}]")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if not hasattr(batch_size, "__index__") or isinstance(batch_size, bool) or operator.index(batch_size) < 1:
         raise ConfigError(f"batch_size={batch_size!r} is no number of rows: give a whole number of at least 1")
     if not isinstance(shuffle, bool):
         raise ConfigError(f"shuffle={shuffle!r} is a {type(shuffle).__name__}: give True or False")
+
+
+def _check_shards(store: Any, layout: Any) -> None:
+    from sparkdl.columns.layout import Layout
+    from sparkdl.estimator.store import Store
+
+    if not isinstance(store, str | os.PathLike | Storage | Store | None):
+        raise ConfigError(f"store={store!r} is a {type(store).__name__}: give a path, a URI or a Store")
+    if not isinstance(layout, Layout | None):
+        raise ConfigError(f"layout={layout!r} is a {type(layout).__name__}: give a sparkdl.columns.layout.Layout")
 
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:

@@ -4,6 +4,7 @@ import os
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 
@@ -39,7 +40,7 @@ def test_a_function_may_open_its_own_group_and_train_on_its_loader(spark):
         return total.item()
 
     df = spark.range(100).selectExpr("cast(id as float) as a", "cast(1 as float) as b")
-    assert run_on_dataframe(train, df, num_proc=2, batch_size=10) == [5050.0, 5050.0]
+    assert run_on_dataframe(train, df, num_proc=2, batch_size=np.int64(10)) == [5050.0, 5050.0]
 
 
 def test_wrong_keywords_and_columns_are_refused(spark, tmp_path):
@@ -48,6 +49,13 @@ def test_wrong_keywords_and_columns_are_refused(spark, tmp_path):
         run_on_dataframe(seen, df, epochs=2)
     with pytest.raises(ConfigError, match="batch_size='8' is no number of rows"):
         run_on_dataframe(seen, df, batch_size="8")
+    for wrong in (np.int64(0), 2.0, True):
+        with pytest.raises(ConfigError, match=r"batch_size=.* is no number of rows"):
+            run_on_dataframe(seen, df, batch_size=wrong)
+    with pytest.raises(ConfigError, match="store=3 is a int"):
+        run_on_dataframe(seen, df, store=3)
+    with pytest.raises(ConfigError, match="layout=3 is a int"):
+        run_on_dataframe(seen, df, layout=3)
     with pytest.raises(ConfigError, match="labels='id' is one string"):
         run_on_dataframe(seen, df, labels="id")
     with pytest.raises(ConfigError, match="shuffle='no' is a str"):

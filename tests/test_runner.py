@@ -50,6 +50,8 @@ def test_what_an_option_says_is_what_the_launch_gets(monkeypatch):
         ({"use_gloo": "yes"}, "use_gloo='yes' is a str: give True or False"),
         ({"extra_mpi_args": "-x A"}, "extra_mpi_args='-x A' are for mpirun.*env sets variables"),
         ({"nics": ["eth1", "eth0"]}, r"nics=\['eth0', 'eth1'\] names 2 interfaces, and ranks use one"),
+        ({"nics": 3}, "nics=3 is a int: give the name of one interface"),
+        ({"config": {}}, "config={} is a dict: give a sparkdl.config.LaunchConfig"),
         ({"executable": "/opt/python"}, "executable='/opt/python' is not .*: set PYSPARK_PYTHON"),
         ({"stdout": "out.log"}, "stdout='out.log' is a str that takes no text: give an open text stream"),
         ({"stderr": io.BytesIO()}, "stderr=.* is a BytesIO that takes no text"),

@@ -27,7 +27,7 @@ class TensorSource:
 
     Raises:
         DataError: there are no rows, or the tensors differ in length.
-        ConfigError: ``global_batch_rows`` is below 1.
+        ConfigError: ``global_batch_rows`` is below 1, or ``seed`` does not lie in -2**43..2**44-1.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class TensorSource:
     ) -> None:
         if global_batch_rows < 1:
             raise ConfigError(f"global_batch_rows={global_batch_rows} is below 1: give at least 1 row")
+        if not -(1 << 43) <= seed < 1 << 44:  # with the number of an epoch it makes a seed of torch's, of 64 bits
+            raise ConfigError(f"seed={seed} does not lie in -2**43..2**44-1: give a seed in that range")
         lengths = {name: int(tensor.shape[0]) for name, tensor in tensors.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"the tensors differ in length, {lengths}: give one row of each for every example")

@@ -67,5 +67,10 @@ def test_wrong_numbers_are_refused():
         TensorSource({"a": torch.ones(0)}, global_batch_rows=1)
     with pytest.raises(ConfigError, match="global_batch_rows=0"):
         TensorSource({"a": torch.ones(2)}, global_batch_rows=0)
+    for seed in (1 << 44, -(1 << 43) - 1):
+        with pytest.raises(ConfigError, match=f"seed={seed} does not lie in"):
+            TensorSource({"a": torch.ones(2)}, global_batch_rows=1, seed=seed)
+    for seed in ((1 << 44) - 1, -(1 << 43)):
+        assert len(list(TensorSource({"a": torch.ones(2)}, global_batch_rows=1, seed=seed))) == 2
     with pytest.raises(ConfigError, match="the position belongs to"):
         ranks(10, 2, 1)[0].load_state_dict(ranks(10, 3, 1)[0].state_dict())
