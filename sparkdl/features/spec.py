@@ -24,6 +24,7 @@ MAX_ELEMENTS = 1 << 24
 
 Part = Literal["year", "quarter", "month", "day", "weekday", "hour", "minute"]
 
+# The description of every option goes into the JSON schema that editors read; ``type`` tells the types apart.
 _Column = Annotated[
     str | None, msgspec.Meta(description="The column it is made of; left out, the column of the feature's own name.")
 ]

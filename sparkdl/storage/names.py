@@ -12,6 +12,8 @@ _FOREIGN = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 def plain_name(name: str, folder: str) -> str:
     """Return ``name`` if it is a path of plain segments below ``folder``.
 
+    It comes from a manifest, a checkpoint, a bundle or a table's log, which anybody may have written.
+
     Raises:
         IntegrityError: it is absolute or empty, or has a segment that is empty, ``.`` or ``..``, a drive, a backslash
             or a control character.

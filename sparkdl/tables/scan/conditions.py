@@ -96,8 +96,11 @@ class Condition:
 def conditions_of(where: Sequence[tuple[str, str, Any]], schema: pa.Schema) -> tuple[Condition, ...]:
     """Check conditions against a table's columns.
 
-    They are written as ``pyarrow.parquet.read_table`` takes them: ``[("day", ">=", date(2026, 3, 1)), ("country", "in",
-    ["DE", "FR"])]``. As in SQL a null meets nothing but ``is``; NaN is greater than every number, and -0.0 is 0.0.
+    They are written as ``pyarrow.parquet.read_table`` takes them::
+
+        [("day", ">=", date(2026, 3, 1)), ("country", "in", ["DE", "FR"])]
+
+    As in SQL a null meets nothing but ``is``; NaN is greater than every number, and -0.0 is 0.0.
 
     Args:
         where: ``(column, operator, value)`` each; ``in`` and ``not in`` take a list, ``is`` and ``is not`` take None.
