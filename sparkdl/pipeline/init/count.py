@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -13,84 +13,30 @@ import pyarrow.compute as pc
 
 from sparkdl.columns.types import is_text
 
-COUNTED_ROWS, _AT_ONCE = 64_000_000, 16_000_000
-"""Rows of a table whose keys are counted, and hashes that are kept in memory at a time."""
+_AT_ONCE = 16_000_000
+"""Hashes that are kept in memory at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Values of one or several columns together, over all rows.
-
-    Attributes:
-        rows: of the table.
-        distinct: different values.
-        missing: rows without one.
-    """
-
-    rows: int
-    distinct: int
-    missing: int
-
-    @property
-    def unique(self) -> bool:
-        """Whether no two rows have the same, and none has none."""
-        return self.distinct == self.rows and not self.missing
-
-
-def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
-    """Count rows, different values and rows without one; None above ``COUNTED_ROWS`` rows.
+def count_values(read: Callable[[], Iterable[pa.Table]], about: int) -> tuple[int, int]:
+    """Count rows, and their different values where none of the columns is missing.
 
     Values are told apart by a hash of 64 bits: two that share one, which is unlikelier than one in 8,000 for 64 million
     rows, would make a key look like none, never the other way round.
 
     Args:
         read: reads the columns from the beginning, as tables of them alone.
+        about: how many rows there may be; so often they are read that the hashes of each turn have room.
     """
-    rows = missing = 0
-    hash_chunks: list[Any] = []
-    for table in read():
-        hashes, complete = _hashes(table)
-        rows, missing = rows + table.num_rows, missing + int(table.num_rows - complete.sum())
-        hash_chunks = [*hash_chunks, hashes[complete]] if rows <= _AT_ONCE else []
-        if rows > COUNTED_ROWS:
-            return None
-    turns = -(-rows // _AT_ONCE)
-    if turns <= 1:
-        return Counted(rows=rows, distinct=_distinct(hash_chunks), missing=missing)
-    distinct = 0
+    rows = distinct = 0
+    turns = max(1, -(-about // _AT_ONCE))
     for turn in range(turns):
-        hash_chunks = []
+        rows, kept = 0, [np.zeros(0, np.uint64)]
         for table in read():
+            rows += table.num_rows
             hashes, complete = _hashes(table)
-            hash_chunks.append(hashes[complete & (hashes % np.uint64(turns) == np.uint64(turn))])
-        distinct += _distinct(hash_chunks)
-    return Counted(rows=rows, distinct=distinct, missing=missing)
-
-
-def count_hours(batches: Iterable[pa.Table]) -> dict[str, int]:
-    """Count rows by the hour in the one column of the tables: dates, times, or texts that begin as ISO 8601 has them.
-
-    Rows without one are left out.
-    """
-    rows_by_hour: Counter[str] = Counter()
-    for table in batches:
-        times = table.column(0).drop_null()
-        if is_text(times.type):  # of a day alone, its first hour
-            texts = times.cast(pa.large_string())
-            hours = pc.replace_substring(pc.utf8_slice_codeunits(texts, 0, 13), " ", "T").value_counts()
-            for name, rows in zip(hours.field("values").to_pylist(), hours.field("counts").to_pylist(), strict=True):
-                rows_by_hour[name if len(name) == 13 else f"{name}T00"] += rows
-        elif len(times):
-            seconds = np.asarray(times.cast(pa.timestamp("s"), safe=False).cast(pa.int64()))
-            numbers, counts = np.unique(seconds // 3600, return_counts=True)
-            rows_by_hour.update(
-                {str(np.datetime64(n, "h")): rows for n, rows in zip(numbers.tolist(), counts.tolist(), strict=True)}
-            )
-    return dict(sorted(rows_by_hour.items()))
-
-
-def _distinct(kept: list[Any]) -> int:
-    return len(np.unique(np.concatenate(kept))) if kept else 0
+            kept.append(hashes[complete & (hashes % np.uint64(turns) == turn)])
+        distinct += len(np.unique(np.concatenate(kept)))
+    return rows, distinct
 
 
 def _hashes(table: pa.Table) -> tuple[Any, Any]:
@@ -99,10 +45,35 @@ def _hashes(table: pa.Table) -> tuple[Any, Any]:
 
     row_hashes, complete = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
     for column in table.columns:
-        values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
-        complete &= values.is_valid().to_numpy(zero_copy_only=False)
-        integer = pa.types.is_integer(values.type)
-        filled = values.fill_null(0) if integer else values.cast(pa.large_string()).fill_null("")
-        hashed = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
-        row_hashes = row_hashes * np.uint64(1_000_003) ^ hashed
+        complete &= column.is_valid().to_numpy()
+        integer = pa.types.is_integer(column.type)
+        values = column.fill_null(0) if integer else column.cast(pa.large_string()).fill_null("")
+        row_hashes = row_hashes * np.uint64(1_000_003) ^ pd.util.hash_array(values.to_numpy(), categorize=False)
     return row_hashes, complete
+
+
+def count_hours(columns: Iterable[Any]) -> dict[str, int]:
+    """Count values by the hour (``2026-03-01T05``): dates, times, or texts that begin as ISO 8601 has them.
+
+    Nulls and times beyond the year 9999 are left out.
+    """
+    rows_by_hour: Counter[str] = Counter()
+    for times in columns:
+        if is_text(times.type):
+            texts = times.drop_null().cast(pa.large_string())
+            counts = pc.utf8_slice_codeunits(texts, 0, 13).value_counts()
+        else:
+            seconds = in_calendar(times).cast(pa.timestamp("s"), safe=False)
+            counts = pc.floor_temporal(seconds, unit="hour").value_counts()
+        hours, numbers = counts.field("values"), counts.field("counts")
+        for value, rows in zip(hours.to_pylist(), numbers.to_pylist(), strict=True):
+            hour = str(value)[:13].replace(" ", "T")
+            rows_by_hour[hour if len(hour) == 13 else f"{hour}T00"] += rows  # of a day alone, its first hour
+    return dict(sorted(rows_by_hour.items()))
+
+
+def in_calendar(times: Any) -> Any:
+    """The times that lie in the years 1 to 9999, as Python's do; the others are as good as missing."""
+    seconds = times.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+    first, last = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (1, 9999))
+    return times.filter(pc.and_(pc.greater_equal(seconds, first), pc.less(seconds, last + 365 * 86_400)))

@@ -20,7 +20,6 @@ from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
 from sparkdl.pipeline.init.profile import SKEWED, Profile, count_of
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
-from sparkdl.pipeline.init.values import other_texts
 
 MAX_FEATURES = 2000
 _CODE = re.compile(
@@ -204,7 +203,10 @@ def _text(profile: Profile) -> tuple[dict[str, Any], str]:
         length = min(256, max(8, -(-most // 8) * 8))
         return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"
     if profile.distinct > 0.9 * profile.present and profile.present > 20:
-        if others := other_texts(profile.values.cast(pa.string())):
+        texts = profile.values.cast(pa.string())
+        is_number = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)\s*$")
+        others = pc.unique(texts.filter(pc.invert(is_number)))[:3].to_pylist()
+        if others and is_number.true_count > 0.8 * len(texts):
             such = ", ".join(f"{text!r:.30}" for text in others)
             return {}, f"numbers, but for such texts as {such}: make numbers of them in transform"
         return {}, f"nearly every row has its own, {values} in {profile.present:,} rows: an id"

@@ -17,7 +17,7 @@ from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.features import Choice, choose
 from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
 from sparkdl.pipeline.init.profile import Profile, profile_of
-from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time, in_time
+from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time
 from sparkdl.pipeline.init.split import plan_for
 from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
 from sparkdl.pipeline.init.text import rows_of
@@ -109,23 +109,16 @@ def init(
     _check_names(sample.rows.column_names)
     profiles = _profiles(sample.rows)
     chosen = find_label(profiles, label, label_type)
-    when = find_time(profiles, rows.partitions, chosen.name, None if sample.complete else rows.hours)
-    present = in_time(when.windows, now or datetime.now(UTC))
-    if when.column is not None and len(present) < len(when.windows):
-        ahead = len(when.windows) - len(present), sum(when.windows.values()) - sum(present.values())
-        if max(ahead[0] / len(when.windows), ahead[1] / sum(when.windows.values())) > 0.1:
-            when = When(why=f"{when.column} has {ahead[0]:,} windows with {ahead[1]:,} rows that are yet to come")
-        else:
-            why = f"{when.why}; {ahead[0]} of them are yet to come and left alone until then"
-            when = replace(when, windows=present, why=why)
-    key = find_key(rows, profiles, when, chosen)
+    counts = sample if sample.complete else rows
+    when = find_time(counts.hours, profiles, rows.partitions, chosen.name, now or datetime.now(UTC))
+    key = find_key(counts.count, profiles, when, chosen)
     choices = _features(profiles, sample, chosen, key, when)
     read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
     draft = Draft(
         name=name, table=table, coverage=sample.coverage, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=choices, key=key, when=when, label=chosen,
         plan=plan_for(
-            sample.total or max(int(sample.rows.num_rows), rows.about),
+            rows.about,
             when,
             _unlabelled(sample, when, chosen.name),
             0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
@@ -199,8 +192,8 @@ def _unlabelled(sample: Sample, when: When, label: str) -> int:
     has_label = _has_label(sample, label)
     if when.column is None or pc.all(has_label).as_py():
         return 0
-    hours = count_hours([sample.rows.select([when.column])])
-    labelled = count_hours([sample.rows.filter(has_label).select([when.column])])
+    hours = sample.hours(when.column)
+    labelled = count_hours([sample.rows.column(when.column).filter(has_label)])
     size = 13 if when.every == "hour" else 10
     newest, last = max(name[:size] for name in hours), max((name[:size] for name in labelled), default="")
     if not last:

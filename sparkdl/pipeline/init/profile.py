@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.pipeline.init.count import in_calendar
 
 Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
 SKEWED = 2.0
@@ -105,7 +106,7 @@ def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
     if kind == "number":
         return _numbers(common, present)
     if kind == "when":
-        present = present.filter(_in_calendar(present))
+        present = in_calendar(present)
     missing = len(values) - len(present)
     common |= {"missing": missing, "values": present}
     if kind in ("bool", "text", "when"):
@@ -119,13 +120,6 @@ def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
     if kind == "list":
         common |= {"lengths": _lengths(pc.list_value_length(present))}
     return Profile(**common)
-
-
-def _in_calendar(times: pa.Array) -> pa.Array:
-    """Which times lie in the years 1 to 9999, as Python's do; the others are as good as missing."""
-    seconds = times.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
-    first, last = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
-    return pc.and_(pc.greater_equal(seconds, int(first)), pc.less(seconds, int(last) + 365 * 86_400))
 
 
 def _kind(kind: pa.DataType) -> Kind:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import Profile, count_of, share_of
-from sparkdl.pipeline.init.table import Rows
 from sparkdl.pipeline.spec import prediction_columns
 
 _ID = re.compile(r"^(id|key|uuid|guid|index|row|rownum|row_?(id|number)|__index_level_0__|unnamed: ?0)$", re.IGNORECASE)
@@ -36,6 +36,7 @@ MAX_CLASSES = 50
 _MOST_WINDOWS, _LEAST_WINDOWS = 2000, 5
 _TRIED, _PAIRS = 4, 20
 
+Count = Callable[[Sequence[str]], tuple[int, int] | None]
 
 _AS_NUMBERS = (
     ("yyyymmdd", 19000101, 21001231, "to_date(cast({} AS STRING), 'yyyyMMdd')"),
@@ -105,91 +106,105 @@ def looks_like_an_id(name: str) -> bool:
     return _ID.match(name) is not None or _SOME_ID.search(name) is not None
 
 
-def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Label) -> Key:
-    """Find the key: a candidate by name and by the sample, and then by counting all rows."""
-    prediction_names = prediction_columns({label.name: label.type})  # beside which the key stands
-    may_be = [
-        profile for profile in profiles.values()
-        if _tells_apart(profile) and profile.name not in (label.name, when.column)
-        and profile.name.lower() not in prediction_names
-    ]  # fmt: skip
-    single = sorted(
-        (profile for profile in may_be if _is_unique(profile)), key=lambda profile: not _ID.match(profile.name)
-    )
+def find_key(count: Count, profiles: Mapping[str, Profile], when: When, label: Label) -> Key:
+    """Find the key: a candidate by name and by the sample, and then by counting all rows.
+
+    Args:
+        count: counts all rows, and the different values of columns; None where there are too many.
+        profiles: of all columns.
+        when: rows happened.
+        label: what is predicted.
+    """
+    reserved = prediction_columns({label.name: label.type})  # beside which the key stands
+    candidates = [
+        profile
+        for profile in profiles.values()
+        if (profile.kind == "text" or profile.is_whole)
+        and profile.name not in (label.name, when.column)
+        and profile.name.lower() not in reserved
+    ]
     tried: list[str] = []
-    for profile in single[:_TRIED]:
-        counted = rows.count([profile.name])
+    unique = sorted(filter(_is_unique, candidates), key=lambda profile: not _ID.match(profile.name))
+    for profile in unique[:_TRIED]:
+        counted = count([profile.name])
         if counted is None:
             why = f"{profile.name} is unique in the rows that were looked at; there are too many to count them all"
             return Key(columns=(), why=why)
-        if counted.unique:
-            evidence = f"{count_of(counted.rows, 'row')}, {count_of(counted.distinct, 'different value')}, none missing"
+        rows, distinct = counted
+        if distinct == rows:
+            evidence = f"{count_of(rows, 'row')}, {count_of(distinct, 'different value')}, none missing"
             return Key(columns=(profile.name,), why=f"counted: {evidence}")
-        tried.append(f"{profile.name} has {counted.distinct:,} different values in {counted.rows:,} rows")
-    ids = [
-        profile for profile in may_be if looks_like_an_id(profile.name) and not profile.missing and profile.distinct > 1
-    ]
-    time = when.column if when.column and when.column.lower() not in prediction_names else None
-    for profile in sorted(ids, key=lambda profile: -profile.distinct)[:2] if time else ():
-        counted = rows.count([profile.name, str(time)])
-        if counted is not None and counted.unique:
-            return Key(columns=(profile.name, str(time)), why=f"counted: together unique in {counted.rows:,} rows")
+        tried.append(f"{profile.name} has {distinct:,} different values in {rows:,} rows")
+    if when.column is not None and when.column.lower() not in reserved:
+        ids = [p for p in candidates if looks_like_an_id(p.name) and not p.missing and p.distinct > 1]
+        for profile in sorted(ids, key=lambda profile: -profile.distinct)[:2]:
+            rows, distinct = count([profile.name, when.column]) or (1, 0)
+            if distinct == rows:
+                return Key(columns=(profile.name, when.column), why=f"counted: together unique in {rows:,} rows")
     reason = "; ".join(tried) if tried else "no column, as far as was counted, tells rows apart"
     return Key(columns=(), why=f"{reason}: without a key no row is a duplicate")
-
-
-def _tells_apart(profile: Profile) -> bool:
-    return profile.kind == "text" or (profile.kind == "number" and profile.is_whole)
 
 
 def _is_unique(profile: Profile) -> bool:
     """Whether a column is unique in the sample, and not by chance, as a measured number may be in a few rows."""
     if profile.missing or profile.distinct < max(2, profile.rows):
         return False
-    running = profile.kind == "number" and profile.high - profile.low < 2 * profile.rows
-    # so many pairs of equal values were to be expected if they were drawn at random between the least and the greatest
-    drawn = profile.kind == "number" and profile.rows**2 / (2 * (profile.high - profile.low + 1)) > _PAIRS
-    words = profile.kind == "text" and profile.lengths[2] <= 2
-    return looks_like_an_id(profile.name) or running or drawn or words
+    if looks_like_an_id(profile.name) or profile.kind == "text":
+        return looks_like_an_id(profile.name) or profile.lengths[2] <= 2
+    span = profile.high - profile.low
+    # a running number, or one of which so many equal pairs were to be expected if it were drawn at random from its span
+    return bool(span < 2 * profile.rows or profile.rows**2 / (2 * (span + 1)) > _PAIRS)
 
 
 def find_time(
+    hours: Callable[[str], Mapping[str, int] | None],
     profiles: Mapping[str, Profile],
     partitions: Collection[str],
-    label: str | None,
-    count: Callable[[str], Mapping[str, int] | None] | None = None,
+    label: str,
+    now: datetime,
 ) -> When:
     """Find the column that says when a row happened.
 
     Args:
+        hours: counts all rows by the hour in a column, None where there are too many.
         profiles: of all columns.
         partitions: those that the table is partitioned by.
         label: the column that is predicted.
-        count: counts all rows by the hour in a column, None where there are too many; None if the sample is the table.
+        now: the time that it is; windows that begin later are left alone, and a column with many of them is none.
     """
-    candidates: list[tuple[tuple[bool, bool, int], When]] = []
-    why, numbers = [], []
+    candidates, hints, reasons = [], [], []
     for index, profile in enumerate(profiles.values()):
         if profile.name == label or not profile.present:
             continue
         divided = profile.name in partitions
         if hint := _of_numbers(profile):
-            numbers.append(hint)
-        if profile.kind != "when" and not (divided and _names_days(profile)) and not _is_dated(profile):
-            continue
-        when = _windows(profile, divided, count)
-        if when.column is None:
-            why.append(when.why)
-        else:
-            candidates.append(((not divided, not _WHEN.search(profile.name), index), when))
+            hints.append(hint)
+        if profile.kind == "when" or (divided and _names_days(profile)) or _is_dated(profile):
+            when = _windows(profile, divided, hours)
+            if when.column is None:
+                reasons.append(when.why)
+            else:
+                candidates.append(((not divided, not _WHEN.search(profile.name), index), when))
     if candidates:
-        return min(candidates, key=lambda candidate: candidate[0])[1]
+        return _until(now, min(candidates, key=lambda candidate: candidate[0])[1])
     parts = {name.lower(): quoted(name) for name in partitions}
     if {"year", "month", "day"} <= parts.keys():
         sql = f"make_date({parts['year']}, {parts['month']}, {parts['day']})"
-        numbers.append(_written_as("year, month and day are folders", sql))
-    reasons = [*numbers[:1], *why]
-    return When(why="; ".join(reasons)) if reasons else When()
+        hints.append(_written_as("year, month and day are folders", sql))
+    return When(why="; ".join([*hints[:1], *reasons] or [When.why]))
+
+
+def _until(now: datetime, when: When) -> When:
+    """The windows that have begun; none where many are yet to come."""
+    begun = {name: rows for name, rows in when.windows.items() if name <= f"{now:%Y-%m-%dT%H}"}
+    windows, rows = len(when.windows), sum(when.windows.values())
+    windows_ahead, rows_ahead = windows - len(begun), rows - sum(begun.values())
+    if not windows_ahead:
+        return when
+    if max(windows_ahead / windows, rows_ahead / rows) > 0.1:
+        return When(why=f"{when.column} has {windows_ahead:,} windows with {rows_ahead:,} rows that are yet to come")
+    why = f"{when.why}; {windows_ahead} of them are yet to come and left alone until then"
+    return replace(when, windows=begun, why=why)
 
 
 def _of_numbers(profile: Profile) -> str:
@@ -221,35 +236,25 @@ def _is_dated(profile: Profile) -> bool:
     return profile.kind == "text" and bool(pc.all(pc.match_substring_regex(profile.values, dated)).as_py())
 
 
-def _windows(profile: Profile, divided: bool, count: Callable[[str], Mapping[str, int] | None] | None) -> When:
+def _windows(profile: Profile, divided: bool, hours: Callable[[str], Mapping[str, int] | None]) -> When:
     """The windows of a column, or why it is none to divide by."""
     if _BIRTH.search(profile.name):
         return When(why=f"{profile.name} is a birthday by its name")
     if profile.missing > 0.01 * profile.rows:
         return When(why=f"{profile.name} is missing in {share_of(profile.missing, profile.rows)} of the rows")
-    hour = count(profile.name) if count is not None and not divided else None
-    hour = _by_hour(profile, divided) if hour is None else dict(hour)
-    day: dict[str, int] = {}
-    for name, rows in hour.items():
-        day[name[:10]] = day.get(name[:10], 0) + rows
-    by_hour = len(day) < _LEAST_WINDOWS <= len(hour) and not divided
-    windows = hour if by_hour else day
-    unit = "hour" if by_hour else "day"
+    counted = None if divided else hours(profile.name)
+    by_hour = count_hours([profile.values]) if counted is None else counted
+    by_day = Counter[str]()
+    for name, rows in by_hour.items():
+        by_day[name[:10]] += rows
+    unit = "hour" if len(by_day) < _LEAST_WINDOWS <= len(by_hour) and not divided else "day"
+    windows = by_hour if unit == "hour" else by_day
     if not _LEAST_WINDOWS <= len(windows) <= _MOST_WINDOWS:
         bound = f"below {_LEAST_WINDOWS}" if len(windows) < _LEAST_WINDOWS else f"above {_MOST_WINDOWS:,}"
         return When(why=f"{profile.name} has {count_of(len(windows), unit)}, {bound}: not split by it")
-    first, last = min(windows), max(windows)
-    return When(
-        column=profile.name, partition=divided, every=unit, windows=windows,
-        why=", ".join(filter(None, [f"{count_of(len(windows), unit)} with rows, {first} to {last}", profile.gap])),
-    )  # fmt: skip
-
-
-def _by_hour(profile: Profile, divided: bool) -> dict[str, int]:
-    """Rows of the sample by the hour; of partitions by the day, by the day."""
-    if profile.kind == "text" and divided:
-        return {str(text).replace(" ", "T"): rows for text, rows in profile.top}
-    return count_hours([pa.table({"when": profile.values})])
+    span = f"{count_of(len(windows), unit)} with rows, {min(windows)} to {max(windows)}"
+    why = ", ".join(filter(None, [span, profile.gap]))
+    return When(column=profile.name, partition=divided, every=unit, windows=windows, why=why)
 
 
 def find_label(profiles: Mapping[str, Profile], column: str | None, task: str | None = None) -> Label:
@@ -289,60 +294,57 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     Raises:
         DataError: they cannot be predicted.
     """
-    column = quoted(profile.name)
-    if profile.kind not in ("number", "bool", "text") or profile.distinct < 2:
+    name, column, distinct, is_number = profile.name, quoted(profile.name), profile.distinct, profile.kind == "number"
+    if profile.kind not in ("number", "bool", "text") or distinct < 2:
         shown = f"is {profile.type}" if profile.present else "is missing in every row"
-        shown = f"is {profile.top[0][0]!r} in every row" if profile.distinct == 1 else shown
-        raise DataError(f"the label {profile.name!r} {shown}: name a column with numbers or classes with --label")
-    fractions = profile.kind == "number" and not pa.types.is_integer(profile.type)
-    values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])
+        shown = f"is {profile.top[0][0]!r} in every row" if distinct == 1 else shown
+        raise DataError(f"the label {name!r} {shown}: name a column with numbers or classes with --label")
     gap = f", {profile.gap}: such rows are predicted, and not learned from" if profile.gap else ""
-    evidence = f"{why}: {count_of(profile.distinct, 'value')}{gap}"
-    classes_fit = profile.integers or profile.kind != "number"
-    if (task == "regression" and profile.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
+    evidence = f"{why}: {count_of(distinct, 'value')}{gap}"
+    classes_fit = profile.integers or not is_number
+    if (task == "regression" and not is_number) or (task in ("binary", "multiclass") and not classes_fit):
         raise DataError(
-            f"the label {profile.name!r} is {profile.type}, {evidence}: it cannot be {task}, leave --label-type out"
+            f"the label {name!r} is {profile.type}, {evidence}: it cannot be {task}, leave --label-type out"
         )
-    if (task == "binary") != (profile.distinct == 2) and task in ("binary", "multiclass"):
+    if (task == "binary") != (distinct == 2) and task in ("binary", "multiclass"):
+        raise DataError(f"the label {name!r} has {distinct} values, and cannot be {task}: leave --label-type out")
+    few = distinct <= MAX_CLASSES and profile.top[-1][1] >= 2
+    if task is None:
+        by_name = few and profile.integers and _classes_by_name(profile)
+        is_binary, is_multiclass = distinct == 2 and classes_fit, not is_number or by_name
+        task = "binary" if is_binary else "multiclass" if is_multiclass else "regression"
+        ordered = few and profile.integers and 3 <= distinct <= _STEPS and profile.high - profile.low < 2 * _STEPS
+        question = "" if not ordered else (
+            f"{name} is {profile.span} in {distinct} steps: regression where 4 is twice 2, multiclass "
+            "where numbers are names; say --label-type, or change `type` in the file"
+        )  # fmt: skip
+    else:
+        question = ""
+    if task == "regression":
+        hint = "; write multiclass if they are classes" if profile.integers and distinct <= MAX_CLASSES else ""
+        why, options = f"{evidence}, {profile.span}{hint}", {"type": task}
+        if profile.low >= 0 and profile.skew > 0 and profile.is_of_products:
+            why += f", skewed ({profile.skew:.1f}): their logarithm is learnt, as of amounts whose causes multiply"
+            options["loss"] = "poisson"
+        check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
+        sound = check if pa.types.is_floating(profile.type) and stands_in_sql(name) else ""
+        return Label(name=name, options=options, why=why, question=question, sound=sound)
+    if profile.kind == "text" and distinct > 1000:
         raise DataError(
-            f"the label {profile.name!r} has {profile.distinct} values, and cannot be {task}: leave --label-type out"
+            f"the label {name!r} has {distinct:,} different texts: name a column with numbers or fewer classes "
+            "with --label"
         )
-    if profile.distinct == 2 and classes_fit and task != "regression":
-        return Label(
-            name=profile.name, options=_binary(profile), why=f"{evidence}: {values}",
-            cast=f"try_cast({column} AS BIGINT)" if fractions else "",
-        )  # fmt: skip
-    few = profile.distinct <= MAX_CLASSES and profile.top[-1][1] >= 2
-    ordered = few and profile.integers and 3 <= profile.distinct <= _STEPS and profile.high - profile.low < 2 * _STEPS
-    question = "" if task is not None or not ordered else (
-        f"{profile.name} is {profile.span} in {profile.distinct} steps: regression where 4 is twice 2, multiclass "
-        "where numbers are names; say --label-type, or change `type` in the file"
-    )  # fmt: skip
-    by_values = few and profile.integers and _classes_by_name(profile)
-    if profile.kind == "text" or task == "multiclass" or (by_values and task is None):
-        if profile.kind == "text" and profile.distinct > 1000:
-            raise DataError(
-                f"the label {profile.name!r} has {profile.distinct:,} different texts: name a column with numbers "
-                "or fewer classes with --label"
-            )
-        classes = sorted(int(value) if fractions else value for value, _ in profile.top)
-        options = (
-            {"type": "multiclass", "classes": classes} if profile.distinct <= MAX_CLASSES else {"type": "multiclass"}
-        )
-        return Label(
-            name=profile.name, options=options, why=f"{evidence}: {values}{', ...' if profile.distinct > 5 else ''}",
-            cast=f"try_cast({column} AS BIGINT)" if fractions else "", question=question,
-        )  # fmt: skip
-    check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
-    hint = "; write multiclass if they are classes" if profile.integers and profile.distinct <= MAX_CLASSES else ""
-    why, options = f"{evidence}, {profile.span}{hint}", {"type": "regression"}
-    if profile.low >= 0 and profile.skew > 0 and profile.is_of_products:
-        why += f", skewed ({profile.skew:.1f}): their logarithm is learnt, as of amounts whose causes multiply"
-        options["loss"] = "poisson"
+    fractions = is_number and not pa.types.is_integer(profile.type)
+    classes = sorted(int(value) if fractions else value for value, _ in profile.top)
+    several = {"type": task, "classes": classes} if distinct <= MAX_CLASSES else {"type": task}
+    values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])
     return Label(
-        name=profile.name, options=options, why=why, question=question,
-        sound=check if pa.types.is_floating(profile.type) and "${" not in profile.name else "",  # Spark fills it in
-    )  # fmt: skip
+        name=name,
+        options=_binary(profile) if task == "binary" else several,
+        why=f"{evidence}: {values}{', ...' if distinct > 5 else ''}",
+        cast=f"try_cast({column} AS BIGINT)" if fractions else "",
+        question=question,
+    )
 
 
 def _classes_by_name(profile: Profile) -> bool:
@@ -361,8 +363,3 @@ def _binary(profile: Profile) -> dict[str, Any]:
         return {"type": "binary", "positive": int(max(values))}
     positives = [value for value in values if str(value).strip().lower() in _TRUE]
     return {"type": "binary", "positive": positives[0] if len(positives) == 1 else values[-1]}
-
-
-def in_time(windows: Mapping[str, int], now: datetime) -> dict[str, int]:
-    """Windows that do not begin after ``now``."""
-    return {name: rows for name, rows in windows.items() if name <= f"{now:%Y-%m-%dT%H}"}

@@ -5,16 +5,16 @@ Blocks all over the files are read, never a whole large file but to count a key.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
 import json
 import re
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,379 +22,321 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.init.count import Counted, count_hours, count_values
+from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import count_of
-from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
+from sparkdl.pipeline.init.table import PACKED, SAMPLE_ROWS, FileRows, ParquetRows, Sample
 from sparkdl.pipeline.init.values import (
+    NOTHING,
     PLACES,
     TIMES,
     DateFormat,
-    any_of,
+    any_match,
     date_format_of,
     ddl,
-    has_commas,
-    has_points,
-    has_points_alone,
-    is_nothing,
+    has_three_places,
+    have_commas,
     nothing_of,
     strays_of,
     typed,
 )
-from sparkdl.pipeline.sources.files import (
-    first_lines,
-    header_names,
-    partition_root,
-    partition_scalar,
-    partition_types,
-    partition_values,
-    unpacked,
-)
+from sparkdl.pipeline.sources.files import first_lines, header_names, unpacked
 from sparkdl.storage import Storage
 
 _BLOCK, _BLOCKS = 1 << 20, 32
 _WHOLE = 32 << 20
 """Bytes of files that are read whole."""
 _LINES = 100_000
-"""Of a file with blanks behind separators that are taken at once."""
+"""That are taken at once where Arrow alone does not read them."""
 _COUNTED = 4 << 30
 """Bytes of text in which a key is counted."""
-_PACKED = (".gz", ".bz2", ".zst")
 _BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")
 """That files of UTF-16 begin with, if they do not only show by their zero bytes."""
-_ROW = ".row of its file"
+
+_Block = tuple[str, bytes, bool]
+"""A file, whole lines of it, and whether they are its first."""
 
 
-class _TextRows(Rows):
-    def __init__(self, path: str, files: Sequence[str]) -> None:
-        self.source, self.notes = {"path": Storage.of(path).uri}, {}
-        self._files = list(files)
-        self._read = self._complete_files = 0
+class _TextRows(FileRows):
+    def __init__(self, kind: str, path: str, files: Sequence[str]) -> None:
+        super().__init__(kind, path, files)
         self._bytes = sum(Storage.of(file).size() for file in files)
-        self._packed = any(file.endswith(_PACKED) for file in files)
-        self._root = partition_root(self.source["path"])
-        self._partition_types = partition_types(files, self._root)
-        self.partitions = tuple(self._partition_types)
+        self._date_formats: dict[str, DateFormat] = {}
 
-    def _blocks(self) -> Iterator[tuple[str, bytes, bool]]:
-        """Whole lines from all over the files: the file, the lines, whether they are its first."""
-        for file, lines, first in self._chosen_blocks():
-            self._read += len(lines)
-            yield file, lines, first
+    @property
+    def _countable(self) -> bool:
+        return self._bytes <= _COUNTED
 
-    def _chosen_blocks(self) -> Iterator[tuple[str, bytes, bool]]:
-        if self._packed or self._bytes <= _WHOLE:
-            room = _WHOLE
+    def _blocks(self) -> tuple[list[_Block], bool]:
+        """Blocks from all over the files, and whether these are all that there is."""
+        blocks: list[_Block] = []
+        packed = any(file.endswith(PACKED) for file in self._files)
+        if packed or self._bytes <= _WHOLE:
+            room, whole_files = _WHOLE, 0
             for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
-                lines, fits = first_lines(file, room if not self._packed else max(_BLOCK, room // len(self._files)))
-                room -= len(lines)
-                self._complete_files += fits
-                yield file, lines, True
+                lines, fits = first_lines(file, max(_BLOCK, room // len(self._files)) if packed else room)
+                blocks.append((file, lines, True))
+                room, whole_files = room - len(lines), whole_files + fits
                 if room <= 0:
-                    return
-            return
-        step = max(1, len(self._files) // _BLOCKS)
-        chosen = self._files[::step][:_BLOCKS]
+                    break
+            return blocks, whole_files == len(self._files)
+        chosen = self._files[:: max(1, len(self._files) // _BLOCKS)][:_BLOCKS]
         per_file = max(1, _BLOCKS // len(chosen))
         for file in chosen:
             size = Storage.of(file).size()
-            for block in range(per_file):
-                start = block * size // per_file
+            for start in (block * size // per_file for block in range(per_file)):
                 data = Storage.of(file).read_bytes(start, min(_BLOCK, size - start))
                 first, last = 0 if start == 0 else data.find(b"\n") + 1, data.rfind(b"\n") + 1
-                yield file, data[first : last or len(data)], start == 0
+                blocks.append((file, data[first : last or len(data)], start == 0))
+        return blocks, False
 
-    @property
-    def _is_complete(self) -> bool:
-        return self._complete_files == len(self._files)
-
-    @abstractmethod
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """These columns of every row."""
-
-    def count(self, columns: Sequence[str]) -> Counted | None:
-        """Read these columns of every file."""
-        return None if self._bytes > _COUNTED else count_values(lambda: self.batches(columns))
+    def _sample_of(self, rows: pa.Table, blocks: Sequence[_Block], *, are_all: bool) -> Sample:
+        """Not too many of the rows of blocks."""
+        read = rows.num_rows
+        self.about = int(read * max(1.0, self._bytes / max(1, sum(len(lines) for _, lines, _ in blocks))))
+        if read > SAMPLE_ROWS:
+            rows = rows.take(np.sort(np.random.default_rng(0).choice(read, SAMPLE_ROWS, replace=False)))
+        complete = are_all and rows.num_rows == read
+        of = f"{read:,} rows" if are_all else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
+        coverage = f"all {of}" if complete else f"{rows.num_rows:,} rows, from places all over the {of}"
+        return Sample(rows=rows, complete=complete, coverage=coverage)
 
     def hours(self, column: str) -> Mapping[str, int] | None:
         """Read this column of every file; what is no time there, though it was in the sample, is left out."""
-        if self._bytes > _COUNTED:
+        if not self._countable:
             return None
-        batches = (typed(table, None) for table in self.batches([column]))
-        return count_hours(table for table in batches if pa.types.is_temporal(table.schema.types[0]))
-
-    def _as_sample(self, tables: list[pa.Table]) -> Sample:
-        rows = pa.concat_tables(tables, promote_options="permissive")
-        if not rows.num_rows:
-            raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
-        read = rows.num_rows
-        self.about = int(read * max(1.0, self._bytes / max(1, self._read)))
-        if read > SAMPLE_ROWS:
-            drawn = np.random.default_rng(0).choice(read, SAMPLE_ROWS, replace=False)
-            rows = rows.take(np.sort(drawn))
-        is_complete = self._is_complete and rows.num_rows == read
-        total = read if self._is_complete else None
-        of = f"{total:,} rows" if total is not None else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
-        coverage = f"all {of}" if is_complete else f"{rows.num_rows:,} rows, from places all over the {of}"
-        return Sample(rows=rows, total=total, complete=is_complete, coverage=coverage)
-
-    def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
-        for name, value in partition_values(file, self._root).items():
-            if name not in table.column_names:
-                scalar = partition_scalar(value, self._partition_types[name])
-                table = table.append_column(name, pa.repeat(scalar, table.num_rows))
-        return table
+        read = self._date_formats[column].read if column in self._date_formats else typed
+        times = (read(rows.column(0).combine_chunks()) for rows in self.batches([column]))
+        return count_hours(values for values in times if pa.types.is_temporal(values.type))
 
 
 class CsvRows(_TextRows):
     """CSV files."""
 
     def __init__(self, path: str, files: Sequence[str]) -> None:
-        super().__init__(path, files)
-        self.source = {"kind": "csv", **self.source}
+        super().__init__("csv", path, files)
         head, _ = first_lines(self._files[0])
         if head[:2] in _BYTE_ORDERS or 4 * head.count(0) > len(head):
             raise DataError(f"{self._files[0]} is written in UTF-16: save it as CSV in UTF-8")
         self._encoding, _ = _encoding_of([head])
-        self._other_lengths: list[int] = []
         self._escape: str | Literal[False] = False
-        self._date_formats: dict[str, DateFormat] = {}
-        lines = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
-        self._sep = _separator_of(lines)
-        first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep), [])
+        text = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
+        self._sep = _separator_of(text)
+        first = next(csv.reader(io.StringIO(text, newline=""), delimiter=self._sep), [])
+        stripped = csv.reader(io.StringIO(text, newline=""), delimiter=self._sep, skipinitialspace=True)
+        lines = list(itertools.islice(stripped, 20))
         self._padded = len(first) > 1 and all(cell.startswith(" ") for cell in first[1:])
-        if self._padded:
-            first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep, skipinitialspace=True))
+        first = lines[0] if self._padded else first
         if not first:
             raise DataError(f"{self._files[0]} has no line: remove it, or write it again")
-        self._headed = _is_header(lines, self._sep)
-        self._names_are_made = self._headed and header_names(first) != first
+        self._headed = _is_header(*lines)
         self._names = header_names(first) if self._headed else [f"_c{index}" for index in range(len(first))]
+        self._names_are_made = self._headed and self._names != first
 
     def sample(self) -> Sample:
         """Rows of blocks from all over the files, with the types that their texts show."""
-        parts_of_files = list(self._blocks())
-        self._encoding, self._unreadable = _encoding_of([data for _, data, _ in parts_of_files])
-        blocks = [(file, self._parsed(data, begins)) for file, data, begins in parts_of_files]
-        if any(b"\\" in data for _, data, _ in parts_of_files):
-            blocks = self._with_escapes(parts_of_files, blocks)
-        texts = pa.concat_tables([block for _, block in blocks])
-        if len(self._other_lengths) > texts.num_rows:
-            length, lines = Counter(self._other_lengths).most_common(1)[0]
+        blocks, are_all = self._blocks()
+        self._encoding, unreadable = _encoding_of([lines for _, lines, _ in blocks])
+        rows, other_lengths = self._rows_of(blocks)
+        if other_lengths and any(b"\\" in lines for _, lines, _ in blocks):  # before quotes that are part of a value?
+            self._escape = "\\"
+            escaped, fewer = self._rows_of(blocks)
+            if len(fewer) < len(other_lengths):
+                rows, other_lengths = escaped, fewer
+            else:
+                self._escape = False
+        if len(other_lengths) > rows.num_rows:
+            length, lines = Counter(other_lengths).most_common(1)[0]
             raise DataError(
                 f"the first line of {self._files[0]} has {count_of(len(self._names), 'cell')}, and {lines:,} others "
                 f"have {length}: remove what stands above the names of its columns, or correct these"
             )
-        self._describe(texts)
-        nothing, fits, strays = self.source["options"].get("nullValue"), np.ones(texts.num_rows, bool), []
-        for name in texts.column_names:
-            column = texts.column(name).combine_chunks()
-            stray, shown = strays_of(column if nothing is None else pc.if_else(pc.equal(column, nothing), None, column))
-            if stray is not None:
-                fits &= ~stray
-                strays.append(f"{name} is {shown}")
-        rows = self._dated(typed(texts.filter(pa.array(fits)), nothing, comma=self._comma))
-        self.source["schema"] = ddl(rows.schema)
-        examples = f", such as those where {', '.join(strays)}" if strays else ""
+        if not rows.num_rows:
+            raise self._nothing()
+        cells = {name: rows.column(name).combine_chunks() for name in self._names}
+        present = {name: column.drop_null() for name, column in cells.items()}
+        nothing = nothing_of(list(present.values()))
+        self.source["options"] = self._reader_options(list(present.values()))
+        notes = []
+        if unreadable:
+            number = count_of(unreadable, "character")
+            notes.append(f"{number} not of UTF-8 read as \ufffd: write the file again, or name its encoding")
+        if nothing is not None:
+            self.source["options"] |= {"nullValue": nothing, "emptyValue": nothing}  # else "" in quotes is no number
+            notes.append(f"{nothing!r} stands where a number is missing")
+            cells = {name: pc.if_else(pc.equal(column, nothing), None, column) for name, column in cells.items()}
+            present = {name: column.drop_null() for name, column in cells.items()}
+        comma = self._sep != "," and have_commas(list(present.values()))
+        if comma:
+            self.source["options"]["locale"] = "de-DE"
+            pointed = ", ".join(name for name, texts in present.items() if has_three_places(texts))
+            notes.append(
+                f"numbers have decimal commas, which Spark reads as DECIMAL in this locale, rounded to {PLACES} places"
+            )
+            notes += [f"the dots of {pointed} are read as decimal points"] if pointed else []
+        self.notes["options"] = "; ".join(notes)
+        fits, examples = pa.repeat(True, rows.num_rows), []
+        for name, column in cells.items():
+            is_stray = strays_of(column)
+            if is_stray is not None:
+                fits = pc.and_not(fits, is_stray)
+                shown = ", ".join(f"{text!r:.30}" for text in pc.unique(column.filter(is_stray))[:3].to_pylist())
+                examples.append(f"{name} is {shown}")
+        such = f", such as those where {', '.join(examples)}" if examples else ""
         self.notes["schema"] = (
-            f"so that a column has one type whatever comes; a row that does not fit is put aside{examples}"
+            f"so that a column has one type whatever comes; a row that does not fit is put aside{such}"
         )
-        parts, start, block_start = [], 0, 0
-        for file, block in blocks:
-            count = int(fits[block_start : block_start + block.num_rows].sum())
-            parts.append(self._with_partitions(rows.slice(start, count), file))
-            start, block_start = start + count, block_start + block.num_rows
-        sample = self._as_sample(parts)
-        skipped = len(self._other_lengths)
-        passed_over = f"; {count_of(skipped, 'line')} of another number of cells passed over" if skipped else ""
+        columns = {name: typed(column.filter(fits), comma=comma) for name, column in cells.items()}
+        columns |= self._dated(columns)
+        self.source["schema"] = ddl(pa.table(columns).schema)
+        for name in self.partitions:
+            columns.setdefault(name, rows.column(name).filter(fits))
+        sample = self._sample_of(pa.table(columns), blocks, are_all=are_all)
+        lines_passed_over = count_of(len(other_lengths), "line")
+        passed_over = f"; {lines_passed_over} of another number of cells passed over" if other_lengths else ""
         return replace(sample, coverage=sample.coverage + passed_over)
 
-    def _with_escapes(
-        self, parts: Sequence[tuple[str, bytes, bool]], blocks: list[tuple[str, pa.Table]]
-    ) -> list[tuple[str, pa.Table]]:
-        """The blocks with backslashes before quotes that are part of a value, if fewer lines are passed over so."""
-        lengths, self._other_lengths, self._escape = self._other_lengths, [], "\\"
-        escaped = [(file, self._parsed(data, begins)) for file, data, begins in parts] if lengths else []
-        if len(self._other_lengths) < len(lengths):
-            return escaped
-        self._other_lengths, self._escape = lengths, False
-        return blocks
+    def _rows_of(self, blocks: Sequence[_Block]) -> tuple[pa.Table, list[int]]:
+        """The rows of blocks, as texts; and the cells of each line that has another number of them."""
+        other_lengths: list[int] = []
+        tables = [
+            self._with_partition(rows, file)
+            for file, lines, begins in blocks
+            for rows in self._read(io.BytesIO(lines), begins, self._names, other_lengths)
+        ]
+        empty = pa.table({name: pa.array([], pa.string()) for name in self._names})
+        return pa.concat_tables([empty, *tables], promote_options="default"), other_lengths
 
-    def _dated(self, rows: pa.Table) -> pa.Table:
-        """The rows with dates of texts that are written with the day or the month first: Spark takes one format."""
-        formats = {}
-        for name in rows.column_names:
-            column = rows.column(name).combine_chunks()
-            if pa.types.is_string(column.type) and (written := date_format_of(column)) is not None:
-                formats[name] = written
-        for kind, option in ((pa.date32(), "dateFormat"), (pa.timestamp("us", "UTC"), "timestampFormat")):
-            of_kind = {name: written for name, written in formats.items() if written.type == kind}
-            if len(set(of_kind.values())) != 1 or kind in rows.schema.types:  # others are of ISO 8601
-                continue
-            self._date_formats |= of_kind
-            for name, written in of_kind.items():
-                dates = written.read(rows.column(name).combine_chunks())
-                rows = rows.set_column(rows.column_names.index(name), name, dates)
-                self.source["options"][option] = written.spark
-        return rows
+    def _read(
+        self, stream: IO[bytes], begins: bool, columns: Sequence[str], other_lengths: list[int]
+    ) -> Iterator[pa.Table]:
+        """Some columns of a file or of lines of it, as texts.
 
-    def hours(self, column: str) -> Mapping[str, int] | None:
-        """Read this column of every file."""
-        written = self._date_formats.get(column)
-        if written is None or self._bytes > _COUNTED:
-            return super().hours(column)
-        texts = (table.column(0).combine_chunks() for table in self.batches([column]))
-        return count_hours(pa.table({column: written.read(dates)}) for dates in texts)
+        Args:
+            stream: the bytes.
+            begins: whether a header comes first, where the files have one.
+            columns: to read.
+            other_lengths: gets the number of cells of lines that have another number than the first, and are left out.
+        """
 
-    def _parsed(self, data: bytes, begins: bool) -> pa.Table:
         def skip(row: pacsv.InvalidRow) -> str:
-            self._other_lengths.append(row.actual_columns)
+            other_lengths.append(row.actual_columns)
             return "skip"
 
-        text = data.decode(self._encoding, errors="replace").removeprefix("\ufeff")
-        if self._padded:
-            text = self._unpadded(text)
-        try:
-            return pacsv.read_csv(
-                pa.BufferReader(text.encode()),
-                pacsv.ReadOptions(
-                    column_names=self._names, skip_rows=int(begins and self._headed), block_size=_WHOLE * 2
-                ),
-                pacsv.ParseOptions(
-                    delimiter=self._sep, newlines_in_values=True, invalid_row_handler=skip, escape_char=self._escape
-                ),
-                pacsv.ConvertOptions(
-                    column_types=dict.fromkeys(self._names, pa.string()), null_values=[""], strings_can_be_null=True
-                ),
-            )
-        except pa.ArrowInvalid as error:
-            if "Empty CSV" in str(error):
-                return pa.table({name: pa.array([], pa.string()) for name in self._names})
-            raise DataError(f"{self.source['path']} is no CSV file ({error}): give a Parquet file instead") from error
+        for text in self._unpadded(stream) if self._padded else [stream]:
+            try:
+                reader = pacsv.open_csv(
+                    codecs.EncodedFile(text, "utf-8", self._encoding, errors="replace"),
+                    pacsv.ReadOptions(
+                        column_names=self._names, skip_rows=int(begins and self._headed), block_size=1 << 24
+                    ),
+                    pacsv.ParseOptions(
+                        delimiter=self._sep, newlines_in_values=True, invalid_row_handler=skip, escape_char=self._escape
+                    ),
+                    pacsv.ConvertOptions(
+                        column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=[""],
+                        strings_can_be_null=True,
+                    ),
+                )  # fmt: skip
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
+            except pa.ArrowInvalid as error:
+                if "Empty CSV" not in str(error):
+                    message = f"{self.source['path']} is no CSV file ({error}): give a Parquet file instead"
+                    raise DataError(message) from error
+            begins = False
 
-    def _unpadded(self, text: str) -> str:
+    def _unpadded(self, stream: IO[bytes]) -> Iterator[IO[bytes]]:
         """The lines without blanks behind separators: of a cell in quotes Arrow would take these for a part of it."""
-        out = io.StringIO()
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self._sep, skipinitialspace=True)
-        csv.writer(out, delimiter=self._sep, lineterminator="\n").writerows(rows)
-        return out.getvalue()
+        text = io.TextIOWrapper(stream, self._encoding, errors="replace", newline="")
+        rows = csv.reader(text, delimiter=self._sep, skipinitialspace=True)
+        while chunk := list(itertools.islice(rows, _LINES)):
+            out = io.StringIO()
+            csv.writer(out, delimiter=self._sep, lineterminator="\n").writerows(chunk)
+            yield io.BytesIO(out.getvalue().encode(self._encoding, errors="replace"))
 
-    def _describe(self, cells: pa.Table) -> None:
-        """Options that Spark needs to read the same."""
-        options: dict[str, Any] = {}
-        if self._sep != ",":
-            options["sep"] = self._sep
-        if not self._headed:
-            options["header"] = False
-        else:
-            # else the columns of another file are taken by their order, as they have to be where a name is made
+    def _reader_options(self, values: Sequence[pa.Array]) -> dict[str, Any]:
+        """Options that Spark needs to part the same cells."""
+        options: dict[str, Any] = {} if self._sep == "," else {"sep": self._sep}
+        if self._headed:  # else the columns of another file are taken by order, as they have to be where names are made
             options["enforceSchema"] = self._names_are_made
+        else:
+            options["header"] = False
         if self._padded:
             options["ignoreLeadingWhiteSpace"] = True
         if self._encoding != "utf-8":
             options["encoding"] = self._encoding
-        values = [column.combine_chunks().drop_null() for column in cells.columns]
-        odd = any('"' in name for name in self._names) or any(
-            any_of(pc.match_substring_regex(texts, r'["\\]')) for texts in values
-        )
+        odd = any('"' in name for name in self._names) or any(any_match(texts, r'["\\]') for texts in values)
         if odd and not self._escape:  # Spark's own is the backslash
             options["escape"] = '"'
-        if any(any_of(pc.match_substring_regex(texts, r"[\r\n]")) for texts in values):
+        if any(any_match(texts, r"[\r\n]") for texts in values):
             options["multiLine"] = True
-        nothing = nothing_of(values)
-        notes = []
-        if self._unreadable:
-            number = count_of(self._unreadable, "character")
-            notes.append(f"{number} not of UTF-8 read as \ufffd: write the file again, or name its encoding")
-        if nothing is not None:
-            options["nullValue"] = options["emptyValue"] = nothing  # else "" in quotes is no number for Spark
-            notes.append(f"{nothing!r} stands where a number is missing")
-        present = [texts.filter(pc.not_equal(texts, nothing or "")) for texts in values]
-        self._comma = self._sep != "," and any(map(has_commas, present)) and not any(map(has_points, present))
-        if self._comma:
-            options["locale"] = "de-DE"
-            notes.append(
-                f"numbers have decimal commas, which Spark reads as DECIMAL in this locale, rounded to {PLACES} places"
-            )
-            pointed = [name for name, texts in zip(self._names, present, strict=True) if has_points_alone(texts)]
-            notes += [f"the dots of {', '.join(pointed)} are read as decimal points"] if pointed else []
-        self.notes["options"] = "; ".join(notes)
-        self.source["options"] = options
+        return options
+
+    def _dated(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Texts that are dates written with the day or the month first, as dates: Spark takes one format of each."""
+        formats = {
+            name: written
+            for name, column in columns.items()
+            if pa.types.is_string(column.type) and (written := date_format_of(column)) is not None
+        }
+        for kind, option in ((pa.date32(), "dateFormat"), (pa.timestamp("us", "UTC"), "timestampFormat")):
+            of_kind = {name: written for name, written in formats.items() if written.type == kind}
+            if len(set(of_kind.values())) == 1 and all(column.type != kind for column in columns.values()):
+                self._date_formats |= of_kind
+                self.source["options"][option] = next(iter(of_kind.values())).spark
+        return {name: written.read(columns[name]) for name, written in self._date_formats.items()}
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row, as texts."""
-        names = [name for name in columns if name in self._names]
+        names = [name for name in columns if name in self._names] or self._names[:1]
         for file in self._files:
             with Storage.of(file).open_input() as stream:
-                if self._padded:
-                    lines = io.TextIOWrapper(unpacked(stream, file), self._encoding, errors="replace", newline="")
-                    begins = True
-                    while part := "".join(itertools.islice(lines, _LINES)):
-                        cells = self._parsed(part.encode(self._encoding, errors="replace"), begins)
-                        yield self._with_partitions(cells, file).select(list(columns))
-                        begins = False
-                    continue
-                reader = pacsv.open_csv(
-                    unpacked(stream, file),
-                    pacsv.ReadOptions(
-                        column_names=self._names, skip_rows=int(self._headed), encoding=self._encoding,
-                        block_size=1 << 24,
-                    ),
-                    pacsv.ParseOptions(
-                        delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip",
-                        escape_char=self._escape,
-                    ),
-                    pacsv.ConvertOptions(
-                        column_types=dict.fromkeys(names, pa.string()), include_columns=names or self._names[:1],
-                        null_values=[""], strings_can_be_null=True, check_utf8=False,
-                    ),
-                )  # fmt: skip
-                for batch in reader:
-                    yield self._with_partitions(pa.Table.from_batches([batch]), file).select(list(columns))
+                for rows in self._read(unpacked(stream, file), True, names, []):
+                    yield self._with_partition(rows, file, columns)
 
 
 class JsonRows(_TextRows):
     """Files with one JSON object a line."""
 
     def __init__(self, path: str, files: Sequence[str]) -> None:
-        super().__init__(path, files)
-        self.source = {"kind": "json", **self.source}
+        super().__init__("json", path, files)
 
     def sample(self) -> Sample:
         """Rows of blocks from all over the files."""
-        objects = [(file, row) for file, data, _ in self._blocks() for row in _objects(file, data)]
-        if not objects:
-            raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
-        names = dict.fromkeys(name for _, row in objects for name in row)
-        table = pa.table({name: _column([row.get(name) for _, row in objects]) for name in names})
-        table = typed(table, None, kinds=TIMES)  # Spark takes no number in quotes for a number
-        self.source["schema"] = ddl(table.schema)
+        blocks, are_all = self._blocks()
+        objects = [(file, list(_objects(file, [lines]))) for file, lines, _ in blocks]
+        rows = [row for _, of_block in objects for row in of_block]
+        if not rows:
+            raise self._nothing()
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: _column([row.get(name) for row in rows]) for name in names}
+        columns = {  # Spark takes no number in quotes for a number
+            name: typed(column, TIMES) if pa.types.is_string(column.type) else column
+            for name, column in columns.items()
+        }
+        self.source["schema"] = ddl(pa.table(columns).schema)
         self.notes["schema"] = "so that a column has one type whatever comes"
-        parts, start = [], 0
-        for file, rows in Counter(file for file, _ in objects).items():
-            parts.append(self._with_partitions(table.slice(start, rows), file))
-            start += rows
-        return self._as_sample(parts)
+        tables, start = [], 0
+        for file, of_block in objects:
+            tables.append(self._with_partition(pa.table(columns).slice(start, len(of_block)), file))
+            start += len(of_block)
+        return self._sample_of(pa.concat_tables(tables, promote_options="permissive"), blocks, are_all=are_all)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row, as texts."""
         for file in self._files:
             with Storage.of(file).open_input() as stream:
-                text, tail = unpacked(stream, file), b""
-                while data := text.read(1 << 24):
-                    lines, _, tail = (tail + bytes(data)).rpartition(b"\n")
-                    yield self._table(file, lines, columns)
-                if tail.strip():
-                    yield self._table(file, tail, columns)
-
-    def _table(self, file: str, data: bytes, columns: Sequence[str]) -> pa.Table:
-        rows = list(_objects(file, data))
-        arrays_by_name = {
-            name: pa.array([None if row.get(name) is None else str(row[name]) for row in rows], pa.string())
-            for name in columns
-            if name not in partition_values(file, self._root)
-        }
-        table = pa.table(arrays_by_name) if arrays_by_name else pa.table({_ROW: pa.nulls(len(rows))})
-        return self._with_partitions(table, file).select(list(columns))
+                rows = _objects(file, io.BufferedReader(unpacked(stream, file)))
+                while chunk := list(itertools.islice(rows, _LINES)):
+                    texts = {
+                        name: pa.array(
+                            [None if row.get(name) is None else str(row[name]) for row in chunk], pa.string()
+                        )
+                        for name in columns
+                        if name not in self._partition_by_file[file]
+                    }
+                    table = pa.table(texts) if texts else pa.table({"": pa.nulls(len(chunk))})
+                    yield self._with_partition(table, file, columns)
 
 
 def _column(values: list[Any]) -> pa.Array:
@@ -412,8 +354,8 @@ def _column(values: list[Any]) -> pa.Array:
         )
 
 
-def _objects(file: str, data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.splitlines():
+def _objects(file: str, parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in (line for part in parts for line in part.splitlines()):
         if not line.strip():
             continue
         try:
@@ -435,20 +377,19 @@ def _encoding_of(blocks: Sequence[bytes]) -> tuple[str, int]:
     return ("ISO-8859-1", 0) if unreadable > beyond_ascii / 2 else ("utf-8", unreadable)
 
 
-def _is_header(text: str, sep: str) -> bool:
+def _is_header(first: Sequence[str], *rows: Sequence[str]) -> bool:
     """Whether the first line has no number, or names at least one column of numbers."""
 
     def is_number(cell: str) -> bool:
         return re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) is not None
 
-    first, *rows = itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=sep, skipinitialspace=True), 20)
     if not any(is_number(cell) or not cell for cell in first[1:] or first):
         return True
     columns = ((cell, [row[index] for row in rows if index < len(row)]) for index, cell in enumerate(first))
     return any(
         2 * sum(map(is_number, cells)) > len(cells)
         for cell, cells in columns
-        if cell.strip() and not is_number(cell) and not is_nothing(cell.strip())
+        if cell.strip() and not is_number(cell) and cell.strip() not in NOTHING
     )
 
 
@@ -468,7 +409,7 @@ def _separator_of(text: str) -> str:
     return sep if cells(sep)[1] > 1 else " " if cells(" ") > (0.9, 1) else ","
 
 
-def rows_of(kind: str, table: str, files: Sequence[str]) -> ParquetRows | CsvRows | JsonRows:
+def rows_of(kind: str, table: str, files: Sequence[str]) -> FileRows:
     """The rows of files.
 
     Args:

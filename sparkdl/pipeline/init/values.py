@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted, stands_in_sql
-from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.columns.types import is_text
 
-_NOTHING = (
+NOTHING = (
     *("NA", "N/A", "NULL", "null", "NaN", "nan", "NAN", "-nan", "None", "?", "-", "\\N"),
     *("n/a", "na", "none", "#N/A", "<NA>", "."),
 )
@@ -26,12 +24,16 @@ _NOTHING = (
 _PRECISION, PLACES = 38, 18
 """Digits of numbers that are read as decimals, the most that Spark has, and the least behind the comma: rows not seen
 may have more, which Spark rounds."""
+_TRIED = 100
+"""Texts that are tried before all of a column are: Arrow takes ten times as long for those that are not of a type."""
 _NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
 _SIGNS = "[$€£¥,% ]"
 _WITH_UNIT = r"^[-+]?[$€£¥]? ?[-+]?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)? ?[$€£¥%]?$"
 _DATE = r"^(\d{4}-\d\d-\d\d|\d{1,2}[/.-]\d{1,2}[/.-]\d{4})([ T].*)?$"
 _COMMA = r"^-?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
+_COMMA_EXPONENT = r"^-?\d+(,\d+)?([eE][-+]?\d+)?$"
 _POINT = r"^-?(\d+\.(\d{1,2}|\d{4,})|0\.\d+)$"  # a dot that cannot part thousands
+_THREE_PLACES = r"^-?\d+\.\d{3}$"  # a dot that may part thousands
 _THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _NUMBERS = pa.int64(), pa.float64()
 TIMES = pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -47,73 +49,47 @@ _DATED = r"^(?P<first>\d{1,2})(?P<sep>[/.-])(?P<second>\d{1,2})(?P<sep2>[/.-])\d
 _TIMES = (("", ""), (" H:mm", " %H:%M"), (" H:mm:ss", " %H:%M:%S"))
 
 
-def any_of(mask: Any) -> bool:
-    """Whether an Arrow array of booleans is true anywhere."""
-    return bool(pc.any(mask).as_py())
+def any_match(texts: pa.Array, pattern: str) -> bool:
+    """Whether a pattern is in some text."""
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
-def is_nothing(text: str) -> bool:
-    """Whether a text often stands for a value that is not there."""
-    return text in _NOTHING
+def all_match(texts: pa.Array, pattern: str) -> bool:
+    """Whether a pattern is in every text; False without any."""
+    return all(pc.all(pc.match_substring_regex(part, pattern)).as_py() for part in (texts[:_TRIED], texts))
 
 
-def nothing_of(columns: Sequence[pa.Array]) -> str | None:
-    """The text that stands for missing numbers; Spark takes one."""
-    columns_by_text: Counter[str] = Counter()
-    for column in columns:
-        number = pc.match_substring_regex(column, _NUMBER)
-        non_numbers = pc.unique(column.filter(pc.invert(number))) if any_of(number) else pa.array([], pa.string())
-        if len(non_numbers) == 1 and non_numbers[0].as_py() in _NOTHING:
-            columns_by_text[non_numbers[0].as_py()] += 1
-    return columns_by_text.most_common(1)[0][0] if columns_by_text else None
-
-
-def has_commas(texts: pa.Array) -> bool:
-    """Whether all of them are numbers, and some have a decimal comma that cannot part thousands."""
-    thousands = pc.match_substring_regex(texts, _THOUSANDS)
-    decimal = any_of(pc.and_(pc.match_substring(texts, ","), pc.invert(thousands)))
-    return decimal and bool(pc.all(pc.match_substring_regex(texts, _COMMA)).as_py())
-
-
-def has_points(texts: pa.Array) -> bool:
-    """Whether all of them are numbers, and some have a decimal point that cannot part thousands."""
-    decimal = any_of(pc.match_substring_regex(texts, _POINT))
-    return decimal and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+(\.\d+)?$")).as_py())
-
-
-def has_points_alone(texts: pa.Array) -> bool:
-    """Whether all of them have one dot and three digits behind it, as decimals of one form have, and nothing else."""
-    return len(texts) > 0 and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+\.\d{3}$")).as_py())
-
-
-def typed(
-    table: pa.Table, nothing: str | None, *, comma: bool = False, kinds: Sequence[pa.DataType] = TYPES
-) -> pa.Table:
-    """The table with columns of texts as the types of ``kinds`` that all their texts have.
+def typed(column: pa.Array, kinds: Sequence[pa.DataType] = TYPES, *, comma: bool = False) -> pa.Array:
+    """The texts as the first type that Arrow reads all of them as, and Spark reads like Arrow.
 
     Args:
-        table: of texts, at least in part.
-        nothing: the text that stands for a missing value.
-        comma: whether numbers are written like 1.234,5.
+        column: texts.
         kinds: types, the narrowest first.
+        comma: whether numbers are written like 1.234,5.
     """
-    for index, field in enumerate(table.schema):
-        if pa.types.is_string(field.type):
-            column = table.column(index).combine_chunks()
-            column = column if nothing is None else pc.if_else(pc.equal(column, nothing), None, column)
-            numbers = _decimals(column) if comma else None
-            table = table.set_column(index, field.name, _as_its_type(column, kinds) if numbers is None else numbers)
-    return table
-
-
-def _decimals(column: pa.Array) -> pa.Array | None:
-    """Numbers like 1.234,5; None where some text is none, or nothing shows what dots and commas are."""
     texts = column.drop_null()
-    if (
-        not any_of(pc.match_substring_regex(texts, "[.,]"))
-        or has_points_alone(texts)
-        or not pc.all(pc.match_substring_regex(texts, _COMMA)).as_py()
-    ):
+    numbers = _decimals(column, texts) if comma else None
+    if numbers is not None:
+        return numbers
+    if not len(texts) or any_match(texts, _ARROW_ALONE):
+        return column
+    for kind in kinds:
+        if pa.types.is_boolean(kind) and any_match(texts, r"\d"):
+            continue  # 1 is true for Arrow alone
+        try:
+            texts[:_TRIED].cast(kind)
+            values = column.cast(kind)
+        except pa.ArrowInvalid:
+            if kind == pa.int64() and all_match(texts, r"^[-+]?\d+$"):
+                return column  # ids beyond 64 bits, of which DOUBLE makes one of two
+            continue
+        return values.cast(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else values
+    return column
+
+
+def _decimals(column: pa.Array, texts: pa.Array) -> pa.Array | None:
+    """Numbers like 1.234,5; None where some text is none, or nothing shows what dots and commas are."""
+    if not all_match(texts, _COMMA) or not any_match(texts, "[.,]") or all_match(texts, _THREE_PLACES):
         return None
     plain = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
     parts = [text.lstrip("-").partition(".") for text in pc.unique(plain.drop_null()).to_pylist()]
@@ -123,26 +99,36 @@ def _decimals(column: pa.Array) -> pa.Array | None:
     return plain.cast(pa.decimal128(_PRECISION, scale))
 
 
-def _as_its_type(column: pa.Array, kinds: Sequence[pa.DataType] = TYPES) -> pa.Array:
-    """The column as the first type that Arrow reads all its texts as, and Spark reads like Arrow."""
-    texts = column.drop_null()
-    if not len(texts) or any_of(pc.match_substring_regex(texts, _ARROW_ALONE)):
-        return column
-    for kind in kinds:
-        if pa.types.is_boolean(kind) and any_of(pc.match_substring_regex(texts, r"\d")):
-            continue  # 1 is true for Arrow alone
-        try:
-            values = column.cast(kind)
-        except pa.ArrowInvalid:
-            if kind == pa.int64() and pc.all(pc.match_substring_regex(texts, r"^[-+]?\d+$")).as_py():
-                return column  # ids beyond 64 bits, of which DOUBLE makes one of two
-            continue
-        return values.cast(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else values
-    return column
+def have_commas(columns: Sequence[pa.Array]) -> bool:
+    """Whether numbers have decimal commas: a column shows that its commas part no thousands, and none has points."""
+
+    def has_commas(texts: pa.Array) -> bool:
+        no_thousands = pc.invert(pc.match_substring_regex(texts, _THOUSANDS))
+        return all_match(texts, _COMMA) and any_match(texts.filter(no_thousands), ",")
+
+    def has_points(texts: pa.Array) -> bool:
+        return all_match(texts, r"^-?\d+(\.\d+)?$") and any_match(texts, _POINT)
+
+    return any(map(has_commas, columns)) and not any(map(has_points, columns))
 
 
-def strays_of(column: pa.Array) -> tuple[np.ndarray[Any, Any] | None, str]:
-    """Which texts of a column of numbers or dates are none, as a unit or a total is, and they themselves.
+def has_three_places(texts: pa.Array) -> bool:
+    """Whether all have one dot and three digits behind it: decimals of one form, since thousands would vary."""
+    return all_match(texts, _THREE_PLACES)
+
+
+def nothing_of(columns: Sequence[pa.Array]) -> str | None:
+    """The text that stands for missing numbers; Spark takes one."""
+    columns_by_text: Counter[str] = Counter()
+    for texts in columns:
+        is_number = pc.match_substring_regex(texts, _NUMBER)
+        others = pc.unique(texts.filter(pc.invert(is_number))).to_pylist() if is_number.true_count else []
+        columns_by_text.update(others if len(others) == 1 and others[0] in NOTHING else [])
+    return columns_by_text.most_common(1)[0][0] if columns_by_text else None
+
+
+def strays_of(column: pa.Array) -> pa.Array | None:
+    """Which texts of a column of numbers or dates are none, as a unit or a total is.
 
     None where there are none, or more than two and than one in a thousand.
     """
@@ -151,11 +137,10 @@ def strays_of(column: pa.Array) -> tuple[np.ndarray[Any, Any] | None, str]:
         strays = is_stray.true_count
         if not 0 < strays <= max(2, len(column) // 1000) or strays * 100 > len(column) - column.null_count:
             continue
-        column_without = column.filter(pc.invert(is_stray))
-        if not pa.types.is_string(_as_its_type(column_without).type) or date_format_of(column_without) is not None:
-            shown = ", ".join(f"{text!r:.30}" for text in pc.unique(column.filter(is_stray))[:3].to_pylist())
-            return to_numpy(is_stray), shown
-    return None, ""
+        others = column.filter(pc.invert(is_stray))
+        if not pa.types.is_string(typed(others).type) or date_format_of(others) is not None:
+            return is_stray
+    return None
 
 
 def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
@@ -170,14 +155,14 @@ def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     for index, field in enumerate(table.schema):
         if not is_text(field.type) or not stands_in_sql(field.name):
             continue
-        texts, value = table.column(index).cast(pa.string()).combine_chunks(), quoted(field.name)
-        texts = pc.if_else(pc.is_in(texts, pa.array(["", *_NOTHING])), None, texts)
-        numbers = _as_its_type(texts, _NUMBERS)
-        if numbers.type not in _NUMBERS and _have_one_unit(texts.drop_null()):
-            numbers = pc.replace_substring_regex(texts, _SIGNS, "").cast(pa.float64())
+        column, value = table.column(index).cast(pa.string()).combine_chunks(), quoted(field.name)
+        column = pc.if_else(pc.is_in(column, pa.array(["", *NOTHING])), None, column)
+        numbers, texts = typed(column, _NUMBERS), column.drop_null()
+        if numbers.type not in _NUMBERS and _have_one_unit(texts):
+            numbers = pc.replace_substring_regex(column, _SIGNS, "").cast(pa.float64())
             value = f"regexp_replace({value}, '{_SIGNS}', '')"
-        elif numbers.type not in _NUMBERS and _have_exponents(texts.drop_null()):
-            numbers = pc.replace_substring(texts, ",", ".").cast(pa.float64())
+        elif numbers.type not in _NUMBERS and all_match(texts, _COMMA_EXPONENT) and any_match(texts, ",.*[eE]"):
+            numbers = pc.replace_substring(column, ",", ".").cast(pa.float64())  # Spark reads no exponent of a DECIMAL
             value = f"replace({value}, ',', '.')"
         if numbers.type in _NUMBERS:
             table = table.set_column(index, field.name, numbers)
@@ -185,24 +170,9 @@ def numbers_of_texts(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     return table, casts
 
 
-def _have_exponents(texts: pa.Array) -> bool:
-    """Whether all texts are numbers with decimal commas, and some have an exponent, which Spark reads of no DECIMAL."""
-    exponents = any_of(pc.match_substring_regex(texts, ",.*[eE]"))
-    return exponents and bool(pc.all(pc.match_substring_regex(texts, r"^-?\d+(,\d+)?([eE][-+]?\d+)?$")).as_py())
-
-
-def other_texts(texts: pa.Array) -> list[str]:
-    """Some of the texts that are no plain numbers, where more than 80 % are; else none."""
-    is_number = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)\s*$")
-    others: list[str] = pc.unique(texts.filter(pc.invert(is_number)))[:3].to_pylist()
-    return others if is_number.true_count > 0.8 * len(texts) else []
-
-
 def _have_one_unit(texts: pa.Array) -> bool:
     """Whether all texts are numbers with commas between thousands or one sign of currency or per cent."""
-    if not any_of(pc.match_substring_regex(texts, _SIGNS)):
-        return False
-    if not pc.all(pc.match_substring_regex(texts, _WITH_UNIT)).as_py():
+    if not all_match(texts, _WITH_UNIT) or not any_match(texts, _SIGNS):
         return False
     return len(pc.unique(pc.replace_substring_regex(texts, "[^$€£¥%]", ""))) == 1
 
@@ -229,10 +199,10 @@ class DateFormat:
 
 def date_format_of(column: pa.Array) -> DateFormat | None:
     """How all texts of a column are written; None where they are no such dates, or none tells day and month apart."""
-    parts = pc.extract_regex(column.drop_null(), _DATED)
-    if not len(parts) or parts.null_count:
+    texts = column.drop_null()
+    if not all_match(texts, _DATED):
         return None
-    first, sep, second, sep2, time = (parts.field(position) for position in range(5))
+    first, sep, second, sep2, time = pc.extract_regex(texts, _DATED).flatten()
     separators, colons = pc.unique(pa.concat_arrays([sep, sep2])), pc.unique(pc.count_substring(time, ":"))
     is_day = [pc.max(part.cast(pa.int8())).as_py() > 12 for part in (first, second)]
     if len(separators) > 1 or len(colons) > 1 or is_day[0] == is_day[1]:
@@ -246,16 +216,16 @@ def date_format_of(column: pa.Array) -> DateFormat | None:
     )
 
 
-def ddl(schema: pa.Schema) -> str:
-    """A schema as Spark's SQL; columns of types that it does not write are left out."""
-    parts = ((field.name, _sql(field.type)) for field in schema)
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in parts if kind)
-
-
 _SQL: Mapping[pa.DataType, str] = {
     pa.bool_(): "BOOLEAN", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.null(): "STRING",
     pa.date32(): "DATE", pa.timestamp("us", "UTC"): "TIMESTAMP",
 }  # fmt: skip
+
+
+def ddl(fields: Any) -> str:
+    """Columns as Spark's SQL; those of types that it does not write are left out."""
+    named = ((field.name, _sql(field.type)) for field in fields)
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in named if kind)
 
 
 def _sql(kind: pa.DataType) -> str:
