@@ -32,7 +32,7 @@ from sparkdl.pipeline.windows import WHOLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkdl.pipeline.init.made_up import Example
+    from sparkdl.pipeline.work.example import Example
 
 _WINDOW = {"day": r"\d{4}-\d{2}-\d{2}", "hour": r"\d{4}-\d{2}-\d{2}(T\d{2})?"}
 
@@ -103,7 +103,7 @@ class Pipeline:
         Args:
             rows: of the inputs.
         """
-        from sparkdl.pipeline.init.made_up import example_of
+        from sparkdl.pipeline.work.example import example_of
 
         return example_of(self.spec, rows)
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.file import PipelineFile, loads
-from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.features import Choice, choose
 from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
-from sparkdl.pipeline.init.profile import Profile, profile_of
+from sparkdl.pipeline.init.profile import Profile, has_value, profiles_of
 from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time
 from sparkdl.pipeline.init.split import plan_for
 from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
 from sparkdl.pipeline.init.text import rows_of
 from sparkdl.pipeline.init.values import numbers_of_texts
-from sparkdl.pipeline.init.write import Draft, pipeline_text
+from sparkdl.pipeline.init.write import pipeline_text
 from sparkdl.pipeline.rows.expect import OWN
 
 if TYPE_CHECKING:
@@ -107,26 +103,28 @@ def init(
     table_as_numbers, casts = numbers_of_texts(sample.rows)
     sample = replace(sample, rows=table_as_numbers)
     _check_names(sample.rows.column_names)
-    profiles = _profiles(sample.rows)
+    profiles = profiles_of(sample.rows)
     chosen = find_label(profiles, label, label_type)
     counts = sample if sample.complete else rows
     when = find_time(counts.hours, profiles, rows.partitions, chosen.name, now or datetime.now(UTC))
     key = find_key(counts.count, profiles, when, chosen)
     choices = _features(profiles, sample, chosen, key, when)
     read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
-    draft = Draft(
-        name=name, table=table, coverage=sample.coverage, source=rows.source, notes=rows.notes, profiles=profiles,
-        choices=choices, key=key, when=when, label=chosen,
-        plan=plan_for(
-            rows.about,
-            when,
-            _unlabelled(sample, when, chosen.name),
-            0.0 if key.columns else _copies(sample.rows, profiles, chosen.name),
-        ),
+    text = pipeline_text(
+        name=name,
+        table=table,
+        rows=rows,
+        coverage=sample.coverage,
+        profiles=profiles,
+        choices=choices,
+        key=key,
+        when=when,
+        label=chosen,
+        plan=plan_for(rows.about, sample, profiles, key, when, chosen),
         casts={column: sql for column, sql in casts.items() if column in read_columns},
-        factory=f"{module_of(name)}:network", with_model=with_model,
-    )  # fmt: skip
-    text = pipeline_text(draft)
+        factory=f"{module_of(name)}:network",
+        with_model=with_model,
+    )
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))
     return Initialised(
         folder=folder.uri,
@@ -134,7 +132,7 @@ def init(
         file=read,
         coverage=sample.coverage,
         label=f"{chosen.name}, {chosen.type}, {chosen.why}",
-        suspects=[choice.column for choice in draft.choices if choice.suspect],
+        suspects=[choice.column for choice in choices if choice.suspect],
         question=chosen.question,
     )
 
@@ -162,50 +160,15 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: Key, when: When) -> list[Choice]:
-    role_by_column = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
-    if when.column is not None and profiles[when.column].kind != "when":
-        role_by_column[when.column] = "says when a row happened"
-    if when.column in role_by_column and profiles[str(when.column)].kind == "when":
-        del role_by_column[str(when.column)]  # part of the key, and its weekday may say something all the same
-    labelled = sample.rows.filter(_has_label(sample, label.name))
-    learned_from = profiles if len(labelled) == len(sample.rows) else _profiles(labelled)
-    choices = choose(learned_from, labelled, label, role_by_column, when.column)
+    taken = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
+    if when.column is not None and profiles[when.column].kind == "when":
+        taken.pop(when.column, None)  # part of the key, and its weekday may say something all the same
+    elif when.column is not None:
+        taken[when.column] = "says when a row happened"
+    labelled = sample.rows.filter(has_value(sample.rows.column(label.name)))
+    learned_from = profiles if len(labelled) == len(sample.rows) else profiles_of(labelled)
+    choices = choose(learned_from, labelled, label, taken, when.column)
     if not any(choice.options for choice in choices):
-        raise SchemaError(
-            f"no column can tell anything about {label.name!r}: "
-            + "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
-        )
+        reasons = "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
+        raise SchemaError(f"no column can tell anything about {label.name!r}: {reasons}")
     return choices
-
-
-def _profiles(rows: pa.Table) -> dict[str, Profile]:
-    return {column: profile_of(column, rows.column(column)) for column in rows.column_names}
-
-
-def _has_label(sample: Sample, label: str) -> pa.ChunkedArray:
-    column = sample.rows.column(label)
-    return pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
-
-
-def _unlabelled(sample: Sample, when: When, label: str) -> int:
-    """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
-    has_label = _has_label(sample, label)
-    if when.column is None or pc.all(has_label).as_py():
-        return 0
-    hours = sample.hours(when.column)
-    labelled = count_hours([sample.rows.column(when.column).filter(has_label)])
-    size = 13 if when.every == "hour" else 10
-    newest, last = max(name[:size] for name in hours), max((name[:size] for name in labelled), default="")
-    if not last:
-        return 0
-    return (datetime.fromisoformat(newest) - datetime.fromisoformat(last)) // timedelta(hours=1)
-
-
-def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> float:
-    """The share of rows of which another one says the same of all columns but the label; 0 where it is small."""
-    columns = [name for name in rows.column_names if name != label and not pa.types.is_null(rows.column(name).type)]
-    nested = any(pa.types.is_nested(rows.column(name).type) for name in columns)
-    if nested or any(profiles[name].distinct > rows.num_rows / 2 for name in columns):
-        return 0.0
-    distinct = int(rows.select(columns).group_by(columns).aggregate([]).num_rows)
-    return 1 - distinct / int(rows.num_rows)

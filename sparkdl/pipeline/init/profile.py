@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -22,54 +23,104 @@ _TOP = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One column of a sample.
+    """One column of a sample; what is asked of it is counted once.
 
     Attributes:
         name: of it.
         type: of its values.
         kind: of it.
         rows: looked at.
-        missing: rows without a value, NaN, infinities and times beyond the year 9999 among them.
-        distinct: different values; 0 where they cannot be told apart.
-        low: the least number or time.
-        high: the greatest.
-        integers: whether all numbers are whole.
-        skew: of the numbers; 0 where there is no spread.
-        log_skew: of their logarithms, as the option ``log`` takes them.
-        top: the most frequent values with their rows, at most a thousand.
-        lengths: of texts in words, of lists in elements: least, median, 99 %, greatest.
-        values: those that are there, as they came.
+        values: those that are there, as they came; NaN, infinities and times beyond the year 9999 are as good as none.
     """
 
     name: str
     type: pa.DataType
     kind: Kind
     rows: int
-    missing: int
-    distinct: int = 0
-    low: Any = None
-    high: Any = None
-    integers: bool = False
-    skew: float = 0.0
-    log_skew: float = 0.0
-    top: tuple[tuple[Any, int], ...] = ()
-    lengths: tuple[int, int, int, int] = (0, 0, 0, 0)
-    values: pa.Array = field(default_factory=lambda: pa.nulls(0), repr=False)
+    values: pa.Array = field(repr=False)
+
+    @property
+    def present(self) -> int:
+        """Rows with a value."""
+        return len(self.values)
+
+    @property
+    def missing(self) -> int:
+        """Rows without a value."""
+        return self.rows - self.present
+
+    @cached_property
+    def _counts(self) -> Any:
+        return self.values.value_counts() if self.kind in ("number", "bool", "text", "when") else pa.nulls(0)
+
+    @property
+    def distinct(self) -> int:
+        """Different values; 0 where they cannot be told apart."""
+        return len(self._counts)
+
+    @cached_property
+    def top(self) -> tuple[tuple[Any, int], ...]:
+        """The most frequent values with their rows, at most a thousand."""
+        if not self.distinct:
+            return ()
+        values, counts = self._counts.flatten()
+        order = pa.array(np.argsort(-np.asarray(counts), kind="stable")[:_TOP])
+        return tuple(zip(values.take(order).to_pylist(), counts.take(order).to_pylist(), strict=True))
 
     @property
     def is_whole(self) -> bool:
         """Whether the type has no fractions, as integers and decimals without places."""
         return bool(pa.types.is_integer(self.type) or (pa.types.is_decimal(self.type) and self.type.scale == 0))
 
-    @property
-    def present(self) -> int:
-        """Rows with a value."""
-        return self.rows - self.missing
+    @cached_property
+    def numbers(self) -> Any:
+        """Numbers as float64; none of any other kind."""
+        values = self.values if self.kind == "number" else pa.nulls(0)
+        return np.asarray(values.cast(pa.float64(), safe=False))
+
+    @cached_property
+    def integers(self) -> bool:
+        """Whether all numbers are whole, and float64 tells them apart."""
+        numbers = self.numbers
+        return bool(len(numbers)) and bool(np.all(numbers == np.round(numbers)) and np.abs(numbers).max() < 2**53)
+
+    @cached_property
+    def _ends(self) -> tuple[Any, Any]:
+        if self.kind == "when":
+            return tuple(pc.min_max(self.values).as_py().values())
+        convert = int if self.integers else float
+        return (convert(self.numbers.min()), convert(self.numbers.max())) if len(self.numbers) else (None, None)
 
     @property
+    def low(self) -> Any:
+        """The least number or time; None where there is none."""
+        return self._ends[0]
+
+    @property
+    def high(self) -> Any:
+        """The greatest number or time."""
+        return self._ends[1]
+
+    @cached_property
+    def skew(self) -> float:
+        """Of the numbers; 0 where there is no spread."""
+        return _skew(self.numbers)
+
+    @cached_property
     def is_of_products(self) -> bool:
-        """Whether the numbers are skewed, and their logarithms less than half as much."""
-        return abs(self.skew) > SKEWED and abs(self.log_skew) < abs(self.skew) / 2
+        """Whether the numbers are skewed, and their logarithms, as the option ``log`` takes them, less than half so."""
+        logarithms = np.sign(self.numbers) * np.log1p(np.abs(self.numbers))
+        return abs(self.skew) > SKEWED and abs(_skew(logarithms)) < abs(self.skew) / 2
+
+    @cached_property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Of texts in words, of lists in elements: least, median, 99 %, greatest."""
+        values = pc.utf8_split_whitespace(self.values.cast(pa.string())) if self.kind == "text" else self.values
+        lengths = np.asarray(pc.list_value_length(values), dtype=np.int64)
+        if not len(lengths):
+            return (0, 0, 0, 0)
+        median, most = np.quantile(lengths, (0.5, 0.99), method="higher")
+        return int(lengths.min()), int(median), int(most), int(lengths.max())
 
     @property
     def gap(self) -> str:
@@ -78,8 +129,25 @@ class Profile:
 
     @property
     def span(self) -> str:
-        """The least and the greatest value."""
+        """The least and the greatest value, in words."""
         return f"{_shown(self.low)}..{_shown(self.high)}" if self.low is not None else ""
+
+
+def profiles_of(rows: pa.Table) -> dict[str, Profile]:
+    """Look at every column."""
+    profiles = {}
+    for name in rows.column_names:
+        column = rows.column(name).combine_chunks()
+        values, kind = column.filter(has_value(column)), _kind(column.type)
+        if kind == "when":
+            values = in_calendar(values)
+        profiles[name] = Profile(name=name, type=column.type, kind=kind, rows=len(column), values=values)
+    return profiles
+
+
+def has_value(column: Any) -> Any:
+    """Which values are there, and neither NaN nor infinite."""
+    return pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
 
 
 def share_of(part: int, total: int) -> str:
@@ -93,33 +161,6 @@ def share_of(part: int, total: int) -> str:
 def count_of(number: int, noun: str) -> str:
     """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
-    """Look at one column."""
-    values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # without a row
-        values = pa.array([], column.type)
-    kind = _kind(column.type)
-    present = values.drop_null()
-    common: dict[str, Any] = {"name": name, "type": column.type, "kind": kind, "rows": len(values)}
-    if kind == "number":
-        return _numbers(common, present)
-    if kind == "when":
-        present = in_calendar(present)
-    missing = len(values) - len(present)
-    common |= {"missing": missing, "values": present}
-    if kind in ("bool", "text", "when"):
-        common |= _counted(present)
-    if kind == "when":
-        span = pc.min_max(present).as_py()
-        common |= {"low": span["min"], "high": span["max"]}
-    if kind == "text":
-        words = pc.list_value_length(pc.utf8_split_whitespace(present.cast(pa.string())))
-        common |= {"lengths": _lengths(words)}
-    if kind == "list":
-        common |= {"lengths": _lengths(pc.list_value_length(present))}
-    return Profile(**common)
 
 
 def _kind(kind: pa.DataType) -> Kind:
@@ -138,34 +179,6 @@ def _kind(kind: pa.DataType) -> Kind:
     return "number" if number_dtype(kind) is not None else "other"
 
 
-def _counted(present: pa.Array) -> dict[str, Any]:
-    counts = present.value_counts()
-    values, numbers = counts.field("values"), counts.field("counts")
-    order = np.argsort(-np.asarray(numbers), kind="stable")[:_TOP]
-    top = tuple((values[int(index)].as_py(), int(numbers[int(index)].as_py())) for index in order)
-    return {"distinct": len(counts), "top": top}
-
-
-def _numbers(common: dict[str, Any], present: pa.Array) -> Profile:
-    numbers = np.asarray(present.cast(pa.float64(), safe=False), dtype=np.float64)
-    finite = np.isfinite(numbers)
-    present, numbers = present.filter(pa.array(finite)), numbers[finite]
-    common |= {"missing": common["rows"] - len(numbers), "values": present}
-    if not len(numbers):
-        return Profile(**common)
-    low, high = float(numbers.min()), float(numbers.max())
-    are_integers = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
-    return Profile(
-        **common,
-        **_counted(present),
-        low=int(low) if are_integers else low,
-        high=int(high) if are_integers else high,
-        integers=are_integers,
-        skew=_skew(numbers),
-        log_skew=_skew(np.sign(numbers) * np.log1p(np.abs(numbers))),
-    )
-
-
 def _skew(numbers: Any) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = numbers / (np.abs(numbers).max() or 1.0)  # the cube of 1e300 is infinite
@@ -173,14 +186,6 @@ def _skew(numbers: Any) -> float:
         deviation = math.sqrt(float(np.mean(spread**2)))
         skew = float(np.mean((spread / deviation) ** 3)) if deviation > 0 else 0.0
     return skew if math.isfinite(skew) else 0.0
-
-
-def _lengths(lengths: pa.Array) -> tuple[int, int, int, int]:
-    counts = np.asarray(lengths.drop_null(), dtype=np.int64)
-    if not len(counts):
-        return (0, 0, 0, 0)
-    median, most = np.quantile(counts, (0.5, 0.99), method="higher")
-    return int(counts.min()), int(median), int(most), int(counts.max())
 
 
 def _shown(value: Any) -> str:

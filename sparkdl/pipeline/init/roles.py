@@ -83,7 +83,7 @@ class Label:
         options: as the file has them.
         type: among them.
         why: in words.
-        cast: the SQL that makes classes of numbers that are stored as fractions; empty where none is needed.
+        is_cast: whether it is stored as a number with fractions, of which SQL makes classes.
         sound: the SQL condition that it is neither NaN nor infinite; empty where it cannot be.
         question: what its values leave open, in words; empty where nothing is.
     """
@@ -91,7 +91,7 @@ class Label:
     name: str
     options: Mapping[str, Any]
     why: str
-    cast: str = ""
+    is_cast: bool = False
     sound: str = ""
     question: str = ""
 
@@ -342,7 +342,7 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
         name=name,
         options=_binary(profile) if task == "binary" else several,
         why=f"{evidence}: {values}{', ...' if distinct > 5 else ''}",
-        cast=f"try_cast({column} AS BIGINT)" if fractions else "",
+        is_cast=fractions,
         question=question,
     )
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+
 from sparkdl.errors import DataError
-from sparkdl.pipeline.init.profile import count_of
-from sparkdl.pipeline.init.roles import When
+from sparkdl.pipeline.init.count import count_hours
+from sparkdl.pipeline.init.profile import Profile, count_of, has_value
+from sparkdl.pipeline.init.roles import Key, Label, When
+from sparkdl.pipeline.init.table import Sample
 from sparkdl.pipeline.windows import split_by_time
 
 _ENOUGH = 100
@@ -44,20 +48,46 @@ class Plan:
     held_out: int
 
 
-def plan_for(rows: int, when: When, unlabelled: int = 0, copies: float = 0.0) -> Plan:
+def plan_for(rows: int, sample: Sample, profiles: Mapping[str, Profile], key: Key, when: When, label: Label) -> Plan:
     """Divide ``rows`` rows, about.
 
     Args:
         rows: of the table.
+        sample: of them.
+        profiles: of its columns.
+        key: that tells rows apart.
         when: how they lie in time.
-        unlabelled: hours, from the end of the newest window back, whose labels are yet to come.
-        copies: the share of rows of which another one says the same of all columns but the label; 0 with a key.
+        label: what is predicted.
     """
-    by_time = _by_time(rows, when, unlabelled) if when.column is not None else None
-    split, held_out_rows, why = by_time if by_time is not None else _by_hash(rows, when, copies)
+    by_time = _by_time(rows, when, _unlabelled(sample, when, label.name)) if when.column is not None else None
+    if by_time is None:
+        copies = 0.0 if key.columns else _copies(sample.rows, profiles, label.name)
+        by_time = _by_hash(rows, when, copies)
+    split, held_out_rows, why = by_time
     train_rows = max(1, rows - (3 if "test" in split else 2) * held_out_rows)
     least = None if held_out_rows >= 2 * _ENOUGH else max(5, held_out_rows // 2)
     return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held_out_rows)
+
+
+def _unlabelled(sample: Sample, when: When, label: str) -> int:
+    """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
+    has_label = has_value(sample.rows.column(label))
+    hours = list(sample.hours(str(when.column)))
+    labelled = list(count_hours([sample.rows.column(str(when.column)).filter(has_label)]))
+    if not labelled:
+        return 0
+    size = 13 if when.every == "hour" else 10
+    newest, last = (datetime.fromisoformat(names[-1][:size]) for names in (hours, labelled))
+    return (newest - last) // timedelta(hours=1)
+
+
+def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> float:
+    """The share of rows of which another one says the same of all columns but the label; 0 where it is small."""
+    columns = [name for name in rows.column_names if name != label and not pa.types.is_null(rows.column(name).type)]
+    nested = any(pa.types.is_nested(rows.column(name).type) for name in columns)
+    if nested or any(profiles[name].distinct > rows.num_rows / 2 for name in columns):
+        return 0.0
+    return 1 - int(rows.select(columns).group_by(columns).aggregate([]).num_rows) / int(rows.num_rows)
 
 
 def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int, str]:
