@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,7 +56,7 @@ def _hashes(table: pa.Table) -> tuple[Any, Any]:
 def count_hours(columns: Iterable[Any]) -> dict[str, int]:
     """Count values by the hour (``2026-03-01T05``): dates, times, or texts that begin as ISO 8601 has them.
 
-    Nulls and times beyond the year 9999 are left out.
+    What is none, such as 2026-02-30, and times beyond the year 9999 are left out.
     """
     rows_by_hour: Counter[str] = Counter()
     for times in columns:
@@ -65,10 +66,9 @@ def count_hours(columns: Iterable[Any]) -> dict[str, int]:
         else:
             seconds = in_calendar(times).cast(pa.timestamp("s"), safe=False)
             counts = pc.floor_temporal(seconds, unit="hour").value_counts()
-        hours, numbers = counts.field("values"), counts.field("counts")
-        for value, rows in zip(hours.to_pylist(), numbers.to_pylist(), strict=True):
-            hour = str(value)[:13].replace(" ", "T")
-            rows_by_hour[hour if len(hour) == 13 else f"{hour}T00"] += rows  # of a day alone, its first hour
+        for value, rows in zip(*(part.to_pylist() for part in counts.flatten()), strict=True):
+            with suppress(ValueError):  # of a day alone, its first hour
+                rows_by_hour[datetime.fromisoformat(str(value)[:13]).isoformat()[:13]] += rows
     return dict(sorted(rows_by_hour.items()))
 
 

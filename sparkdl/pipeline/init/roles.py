@@ -179,7 +179,7 @@ def find_time(
         divided = profile.name in partitions
         if hint := _of_numbers(profile):
             hints.append(hint)
-        if profile.kind == "when" or (divided and _names_days(profile)) or _is_dated(profile):
+        if profile.kind == "when" or _is_dated(profile):
             when = _windows(profile, divided, hours)
             if when.column is None:
                 reasons.append(when.why)
@@ -222,12 +222,6 @@ def _of_numbers(profile: Profile) -> str:
 
 def _written_as(what: str, sql: str) -> str:
     return f"{what}: with source.kind=sql, {sql} makes a column for source.time"
-
-
-def _names_days(profile: Profile) -> bool:
-    return profile.kind == "text" and all(
-        re.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2})?", str(text)) for text, _ in profile.top
-    )
 
 
 def _is_dated(profile: Profile) -> bool:

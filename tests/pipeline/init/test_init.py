@@ -628,6 +628,41 @@ def test_times_beyond_the_year_9999_are_missing(tmp_path):
     assert "days with rows, 2026-01-01 to 2026-01-24, 0.5 % missing" in (tmp_path / "p" / "p.yaml").read_text()
 
 
+@pytest.mark.parametrize("others", [{}, {200: "unknown"}])
+def test_texts_that_are_no_days_are_in_no_window(tmp_path, monkeypatch, others):
+    """Nor are those of which the sample shows none."""
+    monkeypatch.setattr("sparkdl.pipeline.init.table.SAMPLE_ROWS", 100 if others else 1000)
+    monkeypatch.setattr("sparkdl.pipeline.init.table._PARTS", 2)
+    days = [others.get(n // 3, f"2026-02-{n % 30 + 1:02d}" if not others else f"2026-02-{n % 28 + 1:02d}")
+            for n in range(900)]  # fmt: skip
+    rows = {"at": days, "x": [n % 7 / 2 for n in range(900)], "y": [n % 2 for n in range(900)]}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=100)
+    assert init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), label="y", now=NOW).file.spec.source.time == "at"
+    assert "time: at  # 28 days with rows, 2026-02-01 to 2026-02-28" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+@pytest.mark.parametrize("empty", ["", "id,x,y\n"])
+def test_an_empty_file_among_others_has_no_rows(tmp_path, empty):
+    (tmp_path / "t").mkdir()
+    csv_of(tmp_path / "t" / "a.csv", [["id", "x", "y"], *([n, n % 7 / 2, n % 2] for n in range(200))])
+    (tmp_path / "t" / "b.csv").write_text(empty)
+    done = init(str(tmp_path / "p"), str(tmp_path / "t"), now=NOW)
+    assert (done.coverage, done.file.spec.source.key) == ("all 200 rows", ("id",))
+
+
+def test_a_row_that_is_put_aside_is_not_counted_against_the_key(tmp_path):
+    lines = [ROWS[0], ["", "", "years", "EUR"], *ROWS[1:]]
+    done = init(str(tmp_path / "p"), csv_of(tmp_path / "t.csv", lines), now=NOW)
+    assert done.file.spec.source.key == ("id",)
+    assert "key: id  # counted: 2,000 rows, 2,000 different values" in (tmp_path / "p" / "p.yaml").read_text()
+
+
+def test_a_key_with_a_byte_that_is_no_utf_8_is_counted(tmp_path):
+    rows = [f"Köln{n},{n % 7},{n % 2}".encode() for n in range(200)]
+    (tmp_path / "t.csv").write_bytes(b"\n".join([b"id,x,y", *rows, b"K\xf6ln,1,0"]))
+    assert init(str(tmp_path / "p"), str(tmp_path / "t.csv"), now=NOW).file.spec.source.key == ("id",)
+
+
 def test_blanks_behind_commas_and_between_columns_are_no_part_of_values(tmp_path):
     padded = init(str(tmp_path / "padded"), csv_of(tmp_path / "a.csv", ROWS, ", "), now=NOW).file.spec.source
     assert padded.options == {"enforceSchema": False, "ignoreLeadingWhiteSpace": True}
