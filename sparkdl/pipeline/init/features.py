@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
-from sparkdl.pipeline.init.profile import SKEWED, Profile, count_of
+from sparkdl.pipeline.init.profile import SKEWED, Kind, Profile, count_of
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
 
@@ -78,7 +78,7 @@ def choose(
     choices: list[Choice] = []
     labelled = Labelled.of(sample, label.name, label.type)
     free = [profile for profile in profiles.values() if profile.name != label.name and profile.name not in taken]
-    warnings = dict(near_duplicates(sample, free))
+    duplicates = near_duplicates(sample, free)
     leaks = {} if labelled is None else dict(too_good(labelled, sample, free, label.name))
     names = {label.name}
     inner: set[tuple[str, str]] = set()
@@ -88,16 +88,21 @@ def choose(
         options, why = ({}, taken[profile.name]) if profile.name in taken else _chosen(profile, labelled, sample)
         if options and len(names) > MAX_FEATURES:
             options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
-        if options and profile.name == time:
-            why = f"{why}; the split is by this column"
-        name = _name(profile.name, options, names, inner) if options else profile.name
-        if options:
-            names.add(name)
-            inner |= _inner(name, options)
-        warning = leaks.get(profile.name) or warnings.get(profile.name, "") if options else ""
-        suspect = bool(options) and profile.name in leaks
+        if not options:
+            choices.append(Choice(column=profile.name, name=profile.name, why=why))
+            continue
+        name = _name(profile.name, options, names, inner)
+        names.add(name)
+        inner |= _inner(name, options)
         choices.append(
-            Choice(column=profile.name, name=name, options=options, why=why, warning=warning, suspect=suspect)
+            Choice(
+                column=profile.name,
+                name=name,
+                options=options,
+                why=f"{why}; the split is by this column" if profile.name == time else why,
+                warning=leaks.get(profile.name) or duplicates.get(profile.name, ""),
+                suspect=profile.name in leaks,
+            )
         )
     if label.name in {name for name, _ in inner}:
         raise SchemaError(
@@ -126,41 +131,28 @@ def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(input_name, part) for input_name, parts in parts_by_input.items() for part in parts}
 
 
-def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
+def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[Mapping[str, Any], str]:
+    """The options of a column's feature, empty where there is none, and why."""
     if not profile.present:
         return {}, "missing in every row with a label that was looked at"
     if profile.missing > 0.99 * profile.rows:
         return {}, profile.gap
     if profile.distinct == 1:
-        gap = f", {profile.gap}" if profile.gap else ""
-        return {}, f"one value, {str(profile.top[0][0])[:40]!r}, in every row with a label that was looked at{gap}"
-    if profile.kind == "number" and (code := _is_code(profile, labelled, sample)):
-        options, why = _category(profile, f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}")
-        return options, ", ".join(filter(None, [profile.gap, why]))
-    makers: dict[str, Callable[[Profile], tuple[dict[str, Any], str]]] = {
-        "number": _number, "text": _text, "when": _when, "list": _list, "bytes": _image,
-        "bool": lambda _: ({"type": "category"}, "true or false"),
-        "vector": lambda _: ({"type": "vector"}, "vectors of Spark ML"),
-        "other": lambda profile: ({}, f"{profile.type}: take what you need of it in transform"),
-    }  # fmt: skip
-    options, why = makers[profile.kind](profile)
+        why = f"one value, {str(profile.top[0][0])[:40]!r}, in every row with a label that was looked at"
+        return {}, ", ".join(filter(None, [why, profile.gap]))
+    code = _is_code(profile, labelled, sample) if profile.kind == "number" else ""
+    evidence = f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}"
+    options, why = _category(profile, evidence) if code else _BY_KIND[profile.kind](profile)
     return options, ", ".join(filter(None, [profile.gap, why]))
 
 
 def _number(profile: Profile) -> tuple[dict[str, Any], str]:
-    integer = profile.is_whole
-    repeated = profile.present / max(1, profile.distinct)
-    if integer and looks_like_an_id(profile.name):
-        if repeated < 2:
+    if profile.is_whole and looks_like_an_id(profile.name):
+        if profile.present < 2 * profile.distinct:
             return {}, f"an id by its name: {count_of(profile.distinct, 'value')} in {profile.present:,} rows"
         return _category(profile, "an id by its name")
-    running = (
-        integer
-        and profile.distinct == profile.present
-        and profile.high - profile.low == profile.present - 1
-        and profile.present > 20
-    )
-    if running:
+    is_running = profile.distinct == profile.present == profile.high - profile.low + 1
+    if profile.is_whole and is_running and profile.present > 20:
         return {}, f"counts the rows, {profile.span}"
     options: dict[str, Any] = {"type": "number"}
     why = [profile.span]
@@ -281,3 +273,15 @@ def _is_code(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> s
         gaps = " and numbers are left out" if scattered else ""
         return f"codes, of which each tells {by_value:.1%} of the label, and their order {by_order:.1%}{gaps}"
     return ""
+
+
+_BY_KIND: Mapping[Kind, Callable[[Profile], tuple[Mapping[str, Any], str]]] = {
+    "number": _number,
+    "text": _text,
+    "when": _when,
+    "list": _list,
+    "bytes": _image,
+    "bool": lambda profile: ({"type": "category"}, "true or false"),
+    "vector": lambda profile: ({"type": "vector"}, "vectors of Spark ML"),
+    "other": lambda profile: ({}, f"{profile.type}: take what you need of it in transform"),
+}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -59,10 +59,6 @@ class Labelled:
         classes = (codes[:, None] == common).astype(np.float64)
         return Labelled(rows, classes[:, :1] if classes.shape[1] == 2 else classes, classes.shape[1] == 2)
 
-    def first(self, rows: int) -> Labelled:
-        """So many of the rows."""
-        return Labelled(self.rows[:rows], self.targets[:rows], self.binary)
-
     def alone(self, profile: Profile, column: pa.Array, numbers: Floats | None) -> float:
         """R2, or AUC of a binary label, that a column tells by its values, by their order or by their ranks."""
         strengths = [self.by_value(column)] if profile.distinct <= len(self.rows) // 4 else [0.0]
@@ -109,28 +105,24 @@ class Labelled:
         adjusted = 1 - (1 - lines) * (rows - 1) / (rows - 2 * bins)  # a line has two numbers
         return share, max(0.0, adjusted), float(np.sqrt(2 * (count - 1)) / total)
 
-    def explained(self, groups: Ints, x: Floats | None) -> tuple[Floats, Floats]:
-        """What groups, and in each a line by ``x``, predict of the rows of the second half; and what is so."""
-        cut, count = len(groups) // 2, int(groups.max()) + 1
-        first_groups, means = groups[:cut], self.targets[:cut].mean(axis=0)
-        rows = np.bincount(first_groups, minlength=count)
-        predicted = np.empty_like(self.targets[cut:])
-        for output, target in enumerate(self.targets[:cut].T):
-            level = (np.bincount(first_groups, target, count) + _PRIOR * means[output]) / (rows + _PRIOR)
-            predicted[:, output] = level[groups[cut:]]
-            if x is not None:  # least squares in each group, about its own means
-                middle = np.bincount(first_groups, x[:cut], count) / np.maximum(rows, 1)
-                target_means = np.bincount(first_groups, target, count) / np.maximum(rows, 1)
-                distance, deviation = x[:cut] - middle[first_groups], target - target_means[first_groups]
-                square = np.bincount(first_groups, distance**2, count)
-                slope = np.bincount(first_groups, distance * deviation, count) / np.where(square > 0, square, 1.0)
-                line = target_means[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
-                predicted[:, output] = np.where(rows[groups[cut:]] >= _PRIOR, line, predicted[:, output])
-        return predicted, self.targets[cut:]
-
     def _measure(self, groups: Ints, x: Floats | None) -> float:
+        """How well the means of groups, and in each a line by ``x``, of the first half predict the second half."""
+        cut, count = len(groups) // 2, int(groups.max()) + 1
+        here, there, actual = groups[:cut], groups[cut:], self.targets[cut:]
+        rows = np.bincount(here, minlength=count)
+        predicted = np.empty_like(actual)
         with np.errstate(over="ignore", invalid="ignore"):
-            predicted, actual = self.explained(groups, x)
+            for output, target in enumerate(self.targets[:cut].T):
+                sums = np.bincount(here, target, count)
+                predicted[:, output] = ((sums + _PRIOR * target.mean()) / (rows + _PRIOR))[there]
+                if x is not None:  # least squares in each group, about its own means
+                    middle, means = np.bincount(here, x[:cut], count) / np.maximum(rows, 1), sums / np.maximum(rows, 1)
+                    distance = x[:cut] - middle[here]
+                    square = np.bincount(here, distance**2, count)
+                    products = np.bincount(here, distance * (target - means[here]), count)
+                    slope = products / np.where(square > 0, square, 1.0)
+                    line = means[there] + slope[there] * (x[cut:] - middle[there])
+                    predicted[:, output] = np.where(rows[there] >= _PRIOR, line, predicted[:, output])
         if not np.isfinite(predicted).all():
             return 0.0
         if self.binary:
@@ -144,7 +136,8 @@ def too_good(
     labelled: Labelled, sample: pa.Table, profiles: Sequence[Profile], label: str
 ) -> Iterator[tuple[str, str]]:
     """Yield columns that predict the label (nearly) alone, with a sentence: each alone, then two numbers together."""
-    measure, few = "auc" if labelled.binary else "R2", labelled.first(_FEW)
+    measure = "auc" if labelled.binary else "R2"
+    few = replace(labelled, rows=labelled.rows[:_FEW], targets=labelled.targets[:_FEW])
     numbers: dict[str, tuple[Floats, float]] = {}
     for profile in profiles:
         if profile.kind not in ("number", "bool", "text", "when") or not profile.present:
@@ -176,30 +169,26 @@ def too_good(
                 break
 
 
-def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[str, str]:
+def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> dict[str, str]:
     """A sentence for each number that has (nearly) the same order as an earlier one, as x and log x have."""
-    names, ranks = [], []
-    drawn = np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]
-    drawn_rows = sample.take(np.sort(drawn))
+    drawn = sample.take(np.sort(np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]))
+    ranks_by_name: dict[str, Floats] = {}
     for profile in [profile for profile in profiles if profile.kind == "number" and profile.distinct > 10][:_COMPARED]:
-        values = _numbers(drawn_rows.column(profile.name).combine_chunks())
-        present = np.isfinite(values)
-        if present.sum() >= _LEAST // 2:
-            names.append(profile.name)
-            ranks.append(_ranks(values))
+        values = _numbers(drawn.column(profile.name).combine_chunks())
+        if np.isfinite(values).sum() >= _LEAST // 2:
+            ranks_by_name[profile.name] = _ranks(values)
     duplicates: dict[str, str] = {}
-    if len(names) < 2:
+    if len(ranks_by_name) < 2:
         return duplicates
-    centred = np.array([np.nan_to_num(rank - np.nanmean(rank)) for rank in ranks])
+    names, ranks = list(ranks_by_name), np.array(list(ranks_by_name.values()))
+    centred, gaps = np.nan_to_num(ranks - np.nanmean(ranks, axis=1, keepdims=True)), np.isnan(ranks)
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
     length[length == 0] = 1.0  # of numbers that differ beyond 64 bits alone
     correlations = np.abs(centred / length @ (centred / length).T)
     for second, first in zip(*np.nonzero(np.tril(correlations, -1) >= _SAME), strict=True):
-        has_same_gaps = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
-        if has_same_gaps and names[first] not in duplicates:
-            duplicates.setdefault(
-                names[second], f"nearly the same as {names[first]}, with one order: one of them is enough"
-            )
+        if names[first] not in duplicates and (gaps[first] == gaps[second]).mean() >= _SAME:
+            same = f"nearly the same as {names[first]}, with one order: one of them is enough"
+            duplicates.setdefault(names[second], same)
     return duplicates
 
 
