@@ -59,21 +59,19 @@ def plan_for(rows: int, sample: Sample, profiles: Mapping[str, Profile], key: Ke
         when: how they lie in time.
         label: what is predicted.
     """
-    by_time = _by_time(rows, when, _unlabelled(sample, when, label.name)) if when.column is not None else None
-    if by_time is None:
-        copies = 0.0 if key.columns else _copies(sample.rows, profiles, label.name)
-        by_time = _by_hash(rows, when, copies)
-    split, held_out_rows, why = by_time
+    division = None if when.column is None else _by_time(rows, when, _unlabelled(sample, when.column, when, label))
+    if division is None:
+        division = _by_hash(rows, when, 0.0 if key.columns else _copies(sample.rows, profiles, label.name))
+    split, held_out_rows, why = division
     train_rows = max(1, rows - (3 if "test" in split else 2) * held_out_rows)
     least = None if held_out_rows >= 2 * _ENOUGH else max(5, held_out_rows // 2)
     return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held_out_rows)
 
 
-def _unlabelled(sample: Sample, when: When, label: str) -> int:
+def _unlabelled(sample: Sample, column: str, when: When, label: Label) -> int:
     """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
-    has_label = has_value(sample.rows.column(label))
-    hours = list(sample.hours(str(when.column)))
-    labelled = list(count_hours([sample.rows.column(str(when.column)).filter(has_label)]))
+    times, has_label = sample.rows.column(column), has_value(sample.rows.column(label.name))
+    hours, labelled = (list(count_hours([values])) for values in (times, times.filter(has_label)))
     if not labelled:
         return 0
     size = 13 if when.every == "hour" else 10

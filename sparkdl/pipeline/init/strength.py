@@ -108,21 +108,22 @@ class Labelled:
     def _measure(self, groups: Ints, x: Floats | None) -> float:
         """How well the means of groups, and in each a line by ``x``, of the first half predict the second half."""
         cut, count = len(groups) // 2, int(groups.max()) + 1
-        here, there, actual = groups[:cut], groups[cut:], self.targets[cut:]
-        rows = np.bincount(here, minlength=count)
+        learned, measured, actual = groups[:cut], groups[cut:], self.targets[cut:]
+        rows = np.bincount(learned, minlength=count)
         predicted = np.empty_like(actual)
         with np.errstate(over="ignore", invalid="ignore"):
             for output, target in enumerate(self.targets[:cut].T):
-                sums = np.bincount(here, target, count)
-                predicted[:, output] = ((sums + _PRIOR * target.mean()) / (rows + _PRIOR))[there]
+                sums = np.bincount(learned, target, count)
+                predicted[:, output] = ((sums + _PRIOR * target.mean()) / (rows + _PRIOR))[measured]
                 if x is not None:  # least squares in each group, about its own means
-                    middle, means = np.bincount(here, x[:cut], count) / np.maximum(rows, 1), sums / np.maximum(rows, 1)
-                    distance = x[:cut] - middle[here]
-                    square = np.bincount(here, distance**2, count)
-                    products = np.bincount(here, distance * (target - means[here]), count)
+                    middle = np.bincount(learned, x[:cut], count) / np.maximum(rows, 1)
+                    means = sums / np.maximum(rows, 1)
+                    distance = x[:cut] - middle[learned]
+                    square = np.bincount(learned, distance**2, count)
+                    products = np.bincount(learned, distance * (target - means[learned]), count)
                     slope = products / np.where(square > 0, square, 1.0)
-                    line = means[there] + slope[there] * (x[cut:] - middle[there])
-                    predicted[:, output] = np.where(rows[there] >= _PRIOR, line, predicted[:, output])
+                    line = means[measured] + slope[measured] * (x[cut:] - middle[measured])
+                    predicted[:, output] = np.where(rows[measured] >= _PRIOR, line, predicted[:, output])
         if not np.isfinite(predicted).all():
             return 0.0
         if self.binary:

@@ -112,8 +112,8 @@ class _TextRows(FileRows):
 class CsvRows(_TextRows):
     """CSV files."""
 
-    def __init__(self, path: str, files: Sequence[str]) -> None:
-        super().__init__("csv", path, files)
+    def __init__(self, kind: str, path: str, files: Sequence[str]) -> None:
+        super().__init__(kind, path, files)
         head, _ = first_lines(self._files[0])
         if head[:2] in _BYTE_ORDERS or 4 * head.count(0) > len(head):
             raise DataError(f"{self._files[0]} is written in UTF-16: save it as CSV in UTF-8")
@@ -298,9 +298,6 @@ class CsvRows(_TextRows):
 class JsonRows(_TextRows):
     """Files with one JSON object a line."""
 
-    def __init__(self, path: str, files: Sequence[str]) -> None:
-        super().__init__("json", path, files)
-
     def sample(self) -> Sample:
         """Rows of blocks from all over the files."""
         blocks, are_all = self._blocks()
@@ -417,6 +414,5 @@ def rows_of(kind: str, table: str, files: Sequence[str]) -> FileRows:
         table: their address.
         files: addresses of each; of a Delta table its log tells them.
     """
-    if kind == "csv":
-        return CsvRows(table, files)
-    return JsonRows(table, files) if kind == "json" else ParquetRows(kind, table, files)
+    kinds: Mapping[str, type[FileRows]] = {"csv": CsvRows, "json": JsonRows}
+    return kinds.get(kind, ParquetRows)(kind, table, files)
