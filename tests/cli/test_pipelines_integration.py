@@ -81,7 +81,7 @@ def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing
     first = sparkdl(folder, "run", file)
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    assert len(lines) <= 15
+    assert len(lines) <= 20  # fits a screen
     assert lines[0].startswith("wine: promoted in ")
     assert "600 read = 600 kept + 0 quarantined + 0 duplicates" in first.stdout
     assert Table(f"{folder}/data/wine/tables/predictions").rows().num_rows > 50
