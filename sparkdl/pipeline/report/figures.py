@@ -236,9 +236,9 @@ def live_error(live: Live) -> Plot:
         wide=True,
     )
     for number, version in enumerate(sorted({error.version for error in live.windows})):
-        line = [(place, value) for place, value, error in points if error.version == version]
+        line = [(position, value) for position, value, error in points if error.version == version]
         plot.line(line, _STYLES[number % len(_STYLES)], f"version {version}", dots=True)
-    guesses = {place: error.baseline for place, _, error in points if error.baseline is not None}
+    guesses = {position: error.baseline for position, _, error in points if error.baseline is not None}
     plot.line(guesses.items(), "s4", "without a model" if guesses else "")
     return plot
 

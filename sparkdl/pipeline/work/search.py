@@ -125,10 +125,10 @@ class TrialSearch:
                     raise
 
         run_side_by_side([work] * width, self._spark, width)
-        ended = [self._receipts.result("trial", key, Tried) for key in self._settings if key not in keys]
-        whole = [tried for tried in ended if tried is not None and not tried.stopped]
-        whole += [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
-        if not any(_value(tried, column) is not None for tried in whole):  # of a few trials none is sent to the end
+        kept_trials = [self._receipts.result("trial", key, Tried) for key in self._settings if key not in keys]
+        full_trials = [tried for tried in kept_trials if tried is not None and not tried.stopped]
+        full_trials += [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
+        if not any(_value(tried, column) is not None for tried in full_trials):  # few trials send none to the end
             ranks = {
                 number: (max(tried_by_epochs), value if self._maximise else -value)
                 for number, tried_by_epochs in enumerate(looks_by_trial)
@@ -138,8 +138,9 @@ class TrialSearch:
                 if look_at(number, epochs) is not None:
                     break
         for key, tried_by_epochs in zip(keys, looks_by_trial, strict=True):
-            last = tried_by_epochs[max(tried_by_epochs)]
-            self._keep(key, replace(last, stopped=max(tried_by_epochs) < epochs and not _failed(last, column)))
+            most_epochs = max(tried_by_epochs)
+            newest = tried_by_epochs[most_epochs]
+            self._keep(key, replace(newest, stopped=most_epochs < epochs and not _failed(newest, column)))
             checkpoints_of(self._spec, key).delete(recursive=True)
 
     def _draw_by_results(self, keys: Sequence[str], width: int) -> None:
@@ -257,7 +258,9 @@ def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -
         )
         for settings, attempt in tried
     )
-    values = {place: trial.value for place, trial in enumerate(trials) if trial.value is not None and not trial.stopped}
+    values = {
+        number: trial.value for number, trial in enumerate(trials) if trial.value is not None and not trial.stopped
+    }
     if not values:
         raise ConfigError(
             f"all {len(trials)} trials of the search failed, the first ({settings_text(trials[0].settings)}): "
