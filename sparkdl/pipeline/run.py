@@ -28,9 +28,9 @@ from sparkdl.pipeline.state.results import Published
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.state.runs import add_run
 from sparkdl.pipeline.steps import steps_asked_for
-from sparkdl.pipeline.steps.evaluate import PublishStep
 from sparkdl.pipeline.steps.ingest import check_columns, source_windows, tell_deleted
 from sparkdl.pipeline.steps.learning import parts_to_learn
+from sparkdl.pipeline.steps.publish import PublishStep
 from sparkdl.storage import Storage, check_places, outage_error
 from sparkdl.storage.session import default_filesystem
 

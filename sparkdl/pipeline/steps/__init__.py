@@ -10,13 +10,15 @@ from sparkdl.errors import ConfigError
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.state.evaluator import Step
 from sparkdl.pipeline.steps.drift import DriftStep
-from sparkdl.pipeline.steps.evaluate import EvaluateStep, PublishStep
+from sparkdl.pipeline.steps.evaluate import EvaluateStep
 from sparkdl.pipeline.steps.features import FeaturesStep
 from sparkdl.pipeline.steps.ingest import IngestStep
 from sparkdl.pipeline.steps.live import LiveStep
+from sparkdl.pipeline.steps.publish import PublishStep
 from sparkdl.pipeline.steps.score import ScoreStep
 from sparkdl.pipeline.steps.shards import ShardsStep
-from sparkdl.pipeline.steps.train import TrainStep, TrialStep
+from sparkdl.pipeline.steps.train import TrainStep
+from sparkdl.pipeline.steps.trial import TrialStep
 
 __all__ = ["STEPS", "steps_asked_for"]
 

@@ -1,4 +1,4 @@
-"""The steps ``evaluate`` and ``publish``: challenger and champion on the same rows, and who of them predicts."""
+"""The step ``evaluate``: challenger and champion on the same held-out rows, and what is decided of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ConflictError, FencedError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
 from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.state.results import Boosted, Evaluated, Published, Trained
+from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.learning import LearningStep, part_rows, parts_to_learn
-from sparkdl.pipeline.steps.score import check_predictions
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import TrainStep
-from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import check_labels, check_weight, labelled
 
@@ -100,52 +96,6 @@ class EvaluateStep(LearningStep):
             )
 
 
-class PublishStep(LearningStep):
-    """One version of the newest training in the registry, promoted where the verdict says so.
-
-    The champion does not decide it: a challenger is judged once, and does not come back by itself after a rollback. Nor
-    does MLflow, which is told of what was decided.
-    """
-
-    name = "publish"
-    result = Published
-    cause = "publish differs, or the registry has lost the model"
-
-    def key(self, run: Run, parts: Parts) -> str | None:
-        """What decides the publication."""
-        inputs = publish_inputs(run, parts)
-        return None if inputs is None else content_key("publish", inputs)
-
-    def is_there(self, run: Run, result: Published) -> bool:
-        """Whether the registry that it went to still knows the model."""
-        return run.places.published(run.registry, str(run.spec.publish.name))
-
-    def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Published:
-        """Publish the model, and promote it if the verdict says so."""
-        from sparkdl.interchange.mlflow import mirror_published
-
-        publish, evaluated = run.spec.publish, EvaluateStep().kept(run, parts)
-        if evaluated is None:
-            raise ConflictError(f"another run moved {publish.alias} of {publish.name} meanwhile: run again")
-        decision, trained = evaluated.decision, TrainStep().kept(run, parts)
-        if decision.promote:
-            check_predictions(run, spark, trained.bundle)
-        published = _published(run, parts, decision, trained)
-        if publish.mlflow is not None:  # with the alias where it points now
-            version = run.registry.get(str(publish.name), published.version)
-            mirror_published(run.registry, version, publish.mlflow)
-        return published
-
-    def tell_result(self, run: Run, parts: Parts) -> None:
-        """What became of the challenger."""
-        published = self.kept(run, parts)
-        run.record.model |= {
-            "name": run.spec.publish.name,
-            "version": published.version,
-            "promoted": published.reason,
-        }
-
-
 def publish_inputs(run: Run, parts: Parts) -> dict[str, Any] | None:
     """What decides the publication of the training on these windows; None where one is not ingested yet."""
     train, tested = TrainStep().key(run, parts), part_rows(run, parts.test)
@@ -212,38 +162,3 @@ def _judging(
     seen_windows = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
     why = f"version {rival.version} was trained on {seen_windows}: no row judges both, and it stays the champion"
     return labelled_rows, count, why
-
-
-def _published(run: Run, parts: Parts, decision: Decision, trained: Trained) -> Published:
-    """Publish the model of the newest training, and promote it if the verdict says so."""
-    from sparkdl.estimator.publishing import publish_bundle
-
-    name, alias, champion = str(run.spec.publish.name), run.spec.publish.alias, run.champion()
-    against = judged_against(run, publish_inputs(run, parts) or {})
-    metrics, metric = dict(decision.challenger.values), decision.gate.metric
-    if decision.baseline is not None and metric in decision.baseline.values:
-        metrics[f"baseline_{metric}"] = decision.baseline.values[metric]
-    run.check_lease()  # before files are copied that nobody would need
-    version = publish_bundle(
-        run.registry,
-        name,
-        trained.bundle,
-        trained.origin,
-        metrics=metrics,
-        parameters=chosen_settings(run.project.file.resolved(), trained.settings),
-        publication=str(TrainStep().key(run, parts)),
-    ).version
-    current_version = champion.version if champion is not None else None
-    reason, promoted = decision.reason, decision.promote
-    if current_version == version:
-        promoted = True
-        if not decision.promote:
-            reason = f"it is the champion already, and would not be promoted: {reason}"
-    elif promoted:
-        try:
-            run.registry.set_alias(name, alias, version, expected=current_version, reason=reason)
-        except FencedError:
-            raise
-        except ConflictError as error:
-            raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
-    return Published(version=version, promoted=promoted, reason=reason, against=against)

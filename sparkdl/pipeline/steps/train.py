@@ -1,4 +1,4 @@
-"""The steps ``trial`` and ``train``: shards to a model in a bundle; of a search, the best of its trials."""
+"""The step ``train``: shards to a model in a bundle; of a search, the best of its trials."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from sparkdl.pipeline.recipe import accuracy_column
 from sparkdl.pipeline.rows.expect import columns_of
 from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
-from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
-from sparkdl.pipeline.state.receipts import Receipt, StepNote, content_key
+from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Trained, Tried
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.learning import LearningStep, parts_to_learn
@@ -26,50 +25,6 @@ if TYPE_CHECKING:
 
 VERSION = 7
 """The version of how a model is trained; raise it when that changes."""
-
-
-class TrialStep(Step):
-    """The trials of a search, each once for its settings."""
-
-    name = "trial"
-    learns = True
-    loads_torch = True
-    listed = False
-    cause = "it was not tried yet"
-
-    def wanted(self, run: Run) -> Mapping[str, str | None]:
-        """A key by trial; none without a search, or where its best is known."""
-        parts, _ = parts_to_learn(run)
-        if parts is None or run.spec.search is None:
-            return {}
-        shards = ShardsStep().key(run, parts)
-        if shards is None:
-            return {"": None}
-        best: Trained | None = TrainStep().kept(run, parts)
-        if best is not None and run.places.bundle(best.bundle):
-            return {}
-        return {key: key for key in _trials(run.project, shards)}
-
-    def exists(self, run: Run, receipt: Receipt) -> bool:
-        """Whether its bundle is there, unless it failed."""
-        tried = run.receipts.result(self.name, receipt.key, Tried)
-        return tried is not None and (tried.trained is None or run.places.bundle(tried.trained.bundle))
-
-    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
-        """Train the trials that are not trained yet."""
-        from sparkdl.pipeline.work.search import TrialSearch
-
-        parts, _ = parts_to_learn(run)
-        assert parts is not None
-        prepared = prepared_of(run, parts, spark)
-        TrialSearch(run, spark, prepared, _trials(run.project, prepared.key)).train(stale.keys)
-        return True
-
-    def tell(self, run: Run) -> None:
-        """Which trials of the search earlier runs have made."""
-        noted = {note.key for note in run.notes if note.name == self.name}
-        kept_keys = [key for key in self.wanted(run) if key not in noted]
-        run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]
 
 
 class TrainStep(LearningStep):
@@ -99,7 +54,7 @@ class TrainStep(LearningStep):
         shards = None if parts is None else ShardsStep().key(run, parts)
         if run.spec.search is None or shards is None:
             return "model, train, label, what judges its classes, or their code differ"
-        trials, receipts = _trials(run.project, shards), run.receipts.of("trial")
+        trials, receipts = trials_by_key(run.project, shards), run.receipts.of("trial")
         return f"{sum(key in receipts for key in trials)} of {len(trials)} trials of the search are done"
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Trained:
@@ -114,7 +69,7 @@ class TrainStep(LearningStep):
         else:
             tried = [
                 (settings, run.receipts.result("trial", trial, Tried) or Tried(trained=None))
-                for trial, settings in _trials(run.project, prepared.key).items()
+                for trial, settings in trials_by_key(run.project, prepared.key).items()
             ]
             trained = best_of(spec, tried)
         clean, content = run.clean(spark), run.content()
@@ -152,7 +107,7 @@ def _searched(project: Project) -> dict[str, Any]:
     return {name: search[name] for name in names}
 
 
-def _trials(project: Project, shards: str) -> dict[str, dict[str, Any]]:
+def trials_by_key(project: Project, shards: str) -> dict[str, dict[str, Any]]:
     """The settings of each trial by its key, in order.
 
     What a trial comes to that others decide, by stopping it or by what is drawn next, is of this search alone.

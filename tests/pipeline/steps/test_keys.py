@@ -18,7 +18,7 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Published, Scored, Trained
 from sparkdl.pipeline.state.run import Run, RunRequest
-from sparkdl.pipeline.steps import STEPS, evaluate, features, score, shards, train
+from sparkdl.pipeline.steps import STEPS, evaluate, features, publish, score, shards, train
 from sparkdl.pipeline.steps.drift import DriftStep, Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import FeaturesStep
@@ -205,7 +205,7 @@ def test_a_champion_that_a_stricter_gate_refuses_stays_and_says_so(new_run, tmp_
     def published(*floors):
         decision = decide(Gate(metric="rmse", floors=floors), Rows.of("regression", labels, labels + 1))
         run.look_again()
-        return evaluate._published(run, PARTS, decision, trained)
+        return publish._published(run, PARTS, decision, trained)
 
     assert published().promoted
     stricter = published("rmse <= 0.5")
