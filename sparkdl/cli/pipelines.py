@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
         (
             "check",
             _check,
-            "whether a pipeline file is sound, and source and places fit it; Spark starts for SQL alone",
+            "whether a pipeline file is valid, and source and places fit it; only SQL starts Spark",
         ),
         ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
         ("run", _run, "do what is due, from the source to predictions"),
@@ -57,8 +57,8 @@ def add_commands(commands: Any) -> None:
         if name == "check":
             action.add_argument(
                 "--offline", action="store_true",
-                help="look at the file alone; without this, a source that cannot be reached is said, and the file is "
-                "sound all the same, while a place that cannot be written is a mistake",
+                help="look at the file alone; else a source that cannot be reached is mentioned, and the file is "
+                "valid all the same, while a place that cannot be written is a mistake",
             )  # fmt: skip
         if name in ("plan", "run"):
             action.add_argument(
@@ -98,7 +98,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     unknown = Pipeline.check_file(options.file, options.overrides, offline=options.offline)
     spec = Pipeline.load(options.file, options.overrides).spec
     labels = ", ".join(spec.label)
-    text = f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}"
+    text = f"{options.file} is valid: pipeline {spec.name}, {len(spec.features)} features, label {labels}"
     console.print(text, markup=False, soft_wrap=True)
     if unknown:
         console.print(f"note: {unknown}", markup=False, highlight=False, soft_wrap=True)

@@ -420,14 +420,14 @@ class _Search:
         Raises:
             ConfigError: every trial failed.
         """
-        sound = [trial for trial in self.trials if trial.value is not None and not trial.failed]
-        if not sound:
+        trained = [trial for trial in self.trials if trial.value is not None and not trial.failed]
+        if not trained:
             first = self.trials[0]
             raise ConfigError(
                 f"all {len(self.trials)} trials failed, the first ({_text(first.settings)}): {first.failed}; change "
                 "space"
             )
-        best = max(sound, key=self._rank)
+        best = max(trained, key=self._rank)
         if self._best is not None and self._best[0].number == best.number:
             model = self._best[1]
         else:

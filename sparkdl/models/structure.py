@@ -74,10 +74,10 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str]) -> Node:
 
 
 def _refuse_extras(module: nn.Module, path: str) -> None:
-    strange = [name for name in _registered(module) if _described(module, name, name) is None]
-    if strange:
+    unknown = [name for name in _registered(module) if _described(module, name, name) is None]
+    if unknown:
         raise BundleError(
-            f"the module {path or 'itself'!r} carries a parametrization of its {strange[0]!r}, and only weight_norm "
+            f"the module {path or 'itself'!r} carries a parametrization of its {unknown[0]!r}, and only weight_norm "
             "and spectral_norm of torch.nn.utils.parametrizations can be described without code: register it in the "
             "constructor of a class of your own and give factory= and arguments=, or allow_pickle=True"
         )

@@ -98,9 +98,9 @@ def load_weights(model: nn.Module, path: Path, facts: WeightFacts) -> nn.Module:
 
 
 def _compare(model: nn.Module, saved_facts: TensorFacts, aliases: Mapping[str, str]) -> None:
-    strange = [name for name, owner in aliases.items() if owner not in saved_facts or name in saved_facts]
-    if strange:
-        raise BundleError(f"the tensors {strange[:3]} are said to be others, which the file lacks: save it again")
+    unknown = [name for name, owner in aliases.items() if owner not in saved_facts or name in saved_facts]
+    if unknown:
+        raise BundleError(f"the tensors {unknown[:3]} are said to be others, which the file lacks: save it again")
     all_facts = {**saved_facts, **{name: saved_facts[owner] for name, owner in aliases.items()}}
     expected = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     for name in [*expected, *all_facts]:

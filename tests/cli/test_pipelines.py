@@ -75,7 +75,7 @@ def test_columns_that_the_source_does_not_have_are_told_with_their_lines_before_
 def test_a_source_that_cannot_be_reached_is_said_and_the_file_is_sound_all_the_same(file, capsys):
     assert main(["check", file, "--set", "source.path=nowhere.csv"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert "is sound" in said[0]
+    assert "is valid" in said[0]
     assert "not looked at" in said[1]
     assert "nowhere.csv" in said[1]
     assert main(["check", file, "--set", "label={qualty: regression}", "--offline"]) == 0

@@ -33,7 +33,7 @@ def refused(text, *overrides, **environment):
 
 
 def with_line(line):
-    """A file that is sound but for ``line``, which is its fourth."""
+    """A file that is valid but for ``line``, which is its fourth."""
     return f"{MINIMAL}{textwrap.dedent(line)}\n"
 
 

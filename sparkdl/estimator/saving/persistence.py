@@ -248,9 +248,9 @@ class ModelReader(MLReader[Any]):
         bundle = load_bundle(folder, expected_hash=section.bundle or "", allow_pickle=allowed, trusted=trusted)
         tensors = _tensors(bundle.model)
         objects = load_named(root.child("objects"), section.objects, tensors, allowed=allowed, trusted=trusted)
-        strange = sorted(set(objects) - set(self._kind()._objects()))
-        if strange:
-            raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
+        unknown = sorted(set(objects) - set(self._kind()._objects()))
+        if unknown:
+            raise IntegrityError(f"{root.uri} holds {unknown[0][:60]!r}, which no TorchModel has: save the model again")
         features = features_of(bundle.info, trusted)
         of_fit = [objects.pop(name, None) for name in ("meanings", "origin")]
         instance = self._kind(model=bundle.model, **objects).set_origin(*of_fit).setFeatures(features)
@@ -286,9 +286,9 @@ def _restored(instance: Any, metadata: Mapping[str, Any], root: Storage, objects
     try:
         instance._resetUid(metadata["uid"])
         plain = {spec.name for spec in instance.SPECS if spec.json}
-        strange = sorted(set(metadata["paramMap"]) - plain)
-        if strange:
-            raise ValueError(f"{strange[0]!r} is no plain parameter")
+        unknown = sorted(set(metadata["paramMap"]) - plain)
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no plain parameter")
         instance._set(**metadata["paramMap"])
     except (LookupError, TypeError, ValueError, AttributeError) as cause:
         raise IntegrityError(f"the metadata of {root.uri} has unusable parameters ({cause}): save again") from cause

@@ -84,7 +84,7 @@ class Label:
         type: among them.
         why: in words.
         is_cast: whether it is stored as a number with fractions, of which SQL makes classes.
-        sound: the SQL condition that it is neither NaN nor infinite; empty where it cannot be.
+        is_finite: the SQL condition that it is neither NaN nor infinite; empty where it cannot be.
         question: what its values leave open, in words; empty where nothing is.
     """
 
@@ -92,7 +92,7 @@ class Label:
     options: Mapping[str, Any]
     why: str
     is_cast: bool = False
-    sound: str = ""
+    is_finite: str = ""
     question: str = ""
 
     @property
@@ -321,8 +321,8 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
             why += f", skewed ({profile.skew:.1f}): their logarithm is learnt, as of amounts whose causes multiply"
             options["loss"] = "poisson"
         check = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
-        sound = check if pa.types.is_floating(profile.type) and stands_in_sql(name) else ""
-        return Label(name=name, options=options, why=why, question=question, sound=sound)
+        is_finite = check if pa.types.is_floating(profile.type) and stands_in_sql(name) else ""
+        return Label(name=name, options=options, why=why, question=question, is_finite=is_finite)
     if profile.kind == "text" and distinct > 1000:
         raise DataError(
             f"the label {name!r} has {distinct:,} different texts: name a column with numbers or fewer classes "

@@ -128,8 +128,8 @@ def _expect(
     lines = []
     if key.columns:
         lines.append(line("key is there", _all_there(key.columns), spaces=2))
-    if label.sound:
-        lines.append(line("label is a number", label.sound, "NaN and infinities are put aside", 2))
+    if label.is_finite:
+        lines.append(line("label is a number", label.is_finite, "NaN and infinities are put aside", 2))
     without_gaps = [name for name in casts if not profiles[name].missing][:_READ]
     if without_gaps:
         check = {"check": _all_there(without_gaps), "action": "warn"}

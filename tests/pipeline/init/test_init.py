@@ -1,4 +1,4 @@
-"""A pipeline for a table that nobody has described: every choice, its reason, and a file that is sound as it is."""
+"""A pipeline for a table that nobody has described: every choice, its reason, and a file that is valid as it is."""
 
 from __future__ import annotations
 
