@@ -350,7 +350,7 @@ class LiveError:
         window: its name.
         version: of the model that predicted it.
         key: of the predictions and the rows that were compared.
-        waiting: predicted rows without a label yet.
+        waiting: predicted rows without a label yet; none once these predictions were replaced.
         unknown: predicted rows whose label is none that the version can predict.
         measured: over the predicted rows with a label; None where there is none.
         trained_on: whether the version was trained on this very window, so that its error is too low.

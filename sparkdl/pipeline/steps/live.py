@@ -116,6 +116,13 @@ def _compared(run: Run, clean: DataFrame, earlier: Live) -> Live:
     if earlier.metric != metric:  # of predictions that are not compared again the guess has none of this metric
         errors = {pair: replace(error, baseline=None) for pair, error in errors.items()}
     receipts = _predicted(run)
+    standing = {(window, receipt.read(Scored).version) for window, receipt in receipts.items()}
+    # no label comes any more for predictions that were replaced or removed
+    errors = {
+        pair: error if pair in standing else replace(error, waiting=0)
+        for pair, error in errors.items()
+        if pair in standing or error.measured is not None
+    }
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
     settings = _settings(run)

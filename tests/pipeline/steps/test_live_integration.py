@@ -69,12 +69,12 @@ class Shop:
         for name, rows in frame.groupby("_window").size().items():
             self.say_scored(name, f"made {name}", int(rows), artifact)
 
-    def say_scored(self, window, key, rows=20, artifact=None):
+    def say_scored(self, window, key, rows=20, artifact=None, version=1):
         """Leave the receipt of a window's predictions."""
         run = self.new_run()
         target, artifact = Table(str(run.project.spec.score.target)).uri, artifact or self.version.artifact
         scored = Scored(
-            window=window, target=target, content="rows without labels", rows=rows, version=1, artifact=artifact
+            window=window, target=target, content="rows without labels", rows=rows, version=version, artifact=artifact
         )
         receipt = Receipt(step="score", partition=f"{window} in {target}", key=key, facts=encode(scored).decode())
         run.receipts.write([receipt])
@@ -167,6 +167,33 @@ def test_only_what_has_changed_is_compared_again_and_older_versions_stay(spark, 
     strange = shop.look(later, {A: "one", B: "two, with labels"})
     assert strange.reason == "the predictions of version 1 cannot be compared: another model than shop has made them"
     assert strange.windows == second.windows
+
+
+def test_predictions_that_were_replaced_or_removed_wait_for_no_label(spark, tmp_path):
+    shop = Shop(tmp_path, spark, PRICE)
+    shop.predict(keyed().assign(prediction=1.0))
+    clean = keyed().assign(trust=1.0, price=pd.Series([None] * 20 + [3.0] * 5 + [None] * 15, dtype=object))
+    first = shop.look(clean, {A: "one", B: "two"})
+    assert [(one.window, one.version, one.waiting) for one in first.windows] == [(A, 1, 20), (B, 1, 15)]
+
+    run = shop.new_run()
+    again = run.registry.publish("shop", f"{tmp_path}/bundle")
+    table = Table(str(run.project.spec.score.target))
+    predictions = keyed().assign(prediction=2.0, model_version=again.version)
+    table.write(spark.createDataFrame(predictions), "overwrite", partition_by=["_window"])
+    for window in (A, B):
+        shop.say_scored(window, f"{window} by another", artifact=again.artifact, version=again.version)
+    second = shop.look(clean, {A: "one", B: "two"})
+    waiting = [(one.window, one.version, one.waiting) for one in second.windows]
+    assert waiting == [(A, 2, 20), (B, 1, 0), (B, 2, 15)]  # what was measured of the first version stays
+    assert [one.measured.values["rmse"] for one in second.windows[1:]] == [2.0, 1.0]
+
+    gone = shop.new_run()
+    counts = {"read": 0, "kept": 0, "quarantined": 0, "duplicates": 0}
+    books = WindowReceipt(window=A, fingerprint="", rules="", content="", **counts)
+    gone.receipts.write([Receipt(step="ingest", partition=A, key="emptied", facts=encode(books).decode())])
+    third = shop.look(clean, {B: "two"})
+    assert [(one.window, one.version, one.waiting) for one in third.windows] == [(B, 1, 0), (B, 2, 15)]
 
 
 def test_one_label_of_several_is_compared_and_a_column_that_is_gone_is_one_sentence(spark, tmp_path):
