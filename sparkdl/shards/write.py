@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from sparkdl.columns.frames import map_columns, selected
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.names import check_names, folded, quoted, tells_cases_apart
-from sparkdl.columns.numpy_arrow import filled, one_value
+from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import tensor_kind
 from sparkdl.compat.spark_errors import task_errors
@@ -94,21 +94,28 @@ def write_split(
     held_out: str,
     uris: tuple[str | Storage, str | Storage],
     *,
-    columns: Sequence[str],
+    columns: Sequence[str] | None = None,
     labels: Sequence[str],
     layout: Layout,
     config: ShardConfig,
+    sources: tuple[Source | None, Source | None] = (None, None),
+    overwrite: bool = False,
+    before_commit: Callable[[], None] | None = None,
 ) -> list[Manifest | NoRowsError]:
     """Write the rows of a DataFrame as two shard sets, in one reading of it.
 
     Args:
         df: the rows; string columns share one dictionary.
-        held_out: the column, true of rows of the second set; null counts as false.
+        held_out: the column, true of rows of the second set, false of those of the first, null of those of neither.
         uris: of both sets' directories.
-        columns: those to write, beside labels.
+        columns: those to write, beside labels; all by default.
         labels: the columns that become labels.
         layout: how columns become tensors.
         config: sizes, format and seed.
+        sources: the pinned tables behind both sets, whose transformations say which rows these are; with them, writing
+            the same thing again finds the sets that are there.
+        overwrite: replace other sets that stand there.
+        before_commit: called last before each set is committed; what it raises ends the write.
 
     Returns:
         the two manifests; for a set without rows, which is not written, the error that says so.
@@ -118,12 +125,22 @@ def write_split(
     """
     layout = layout.of_prepared(columns)
     use_drivers_python(df.sparkSession)
-    planned = _planned(df, columns, labels, layout)
+    planned = schema, tensors = _planned(df, columns, labels, layout)
     transactions = [
-        Transaction(uri, layout=layout, source=None, config=config, key="", overwrite=False) for uri in uris
+        Transaction(
+            uri,
+            layout=layout,
+            source=source,
+            config=config,
+            key=content_key(source, schema, tensors, layout, config),
+            overwrite=overwrite,
+            before_commit=before_commit,
+        )
+        for uri, source in zip(uris, sources, strict=True)
     ]
-    for transaction in transactions:
-        transaction.existing()  # which refuses to write over another set
+    existing = [manifest for transaction in transactions if (manifest := transaction.existing()) is not None]
+    if len(existing) == len(transactions):
+        return [*existing]
     marked = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
     return _written(marked, transactions, planned, labels, config, [_HELD_OUT])
 
@@ -139,7 +156,8 @@ def _written(
     """Read the rows once, and write them as one set, or as two that the column ``mark`` tells apart.
 
     No row passes through the driver: each task writes the rows of its partition and returns one report. Of two sets of
-    one reading, a frame whose rows change from one reading to the next has no row in both and none in neither.
+    one reading, a frame whose rows change from one reading to the next has no row in both, and none in neither but
+    those that the mark leaves out.
 
     Rows are spread at random over the set (``spread.py``): tables are sorted as a rule, and a model that is trained on
     like rows one after the other follows those it saw last. With ``ShardConfig.spread_rows=False`` the order of the
@@ -300,7 +318,8 @@ class _WriteTask:
     the storage is raised, so that Spark tries again, elsewhere if it can.
 
     Attributes:
-        targets: root and tag of each set's transaction; of two, the last column of the rows says whose each row is.
+        targets: root and tag of each set's transaction; of two, the last column of the rows says whose each row is,
+            null where it is in neither.
         tensors: as planned.
         config: how shards are written.
         packed: packed tensors that arrive as one array column of their name.
@@ -343,8 +362,7 @@ class _WriteTask:
     def _divided(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, ...]:
         if len(self.targets) == 1:
             return (batch,)
-        *columns, last_column = batch.columns
-        marks = filled(last_column, False)
+        *columns, marks = batch.columns
         rows = pa.RecordBatch.from_arrays(columns, batch.schema.names[:-1])
         return rows.filter(pc.invert(marks)), rows.filter(marks)
 

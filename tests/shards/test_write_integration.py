@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import LoaderConfig, ShardConfig
-from sparkdl.errors import ConflictError, DataError, NoRowsError, SchemaError, StorageError
+from sparkdl.errors import ConflictError, DataError, FencedError, NoRowsError, SchemaError, StorageError
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.write import write_shards, write_split
 from sparkdl.storage import Storage
@@ -231,15 +232,40 @@ SPLIT = {"columns": ["id", "x"], "labels": [], "layout": Layout(), "config": Sha
 
 def test_two_sets_of_one_reading_are_those_of_two_readings(spark, tmp_path):
     frame = spark.range(0, 9000, 1, 3).select("id", F.rand(5).alias("x"), F.expr("id % 7 = 0").alias("m"))
-    frame = frame.withColumn("m", F.when(frame.id % 50 != 3, frame.m))  # null is no mark
+    frame = frame.withColumn("m", F.when(frame.id % 50 != 3, frame.m))  # rows with null are in neither
     both = write_split(frame, "m", (tmp_path / "train", tmp_path / "held"), **SPLIT)
-    mark = F.coalesce("m", F.lit(False))
+    assert [written.rows for written in both] == [frame.where("NOT m").count(), frame.where("m").count()]
     for part, written in (("held", both[1]), ("train", both[0])):
-        alone = frame.where(mark if part == "held" else ~mark).select("id", "x")
+        alone = frame.where("m" if part == "held" else "NOT m").select("id", "x")
         assert written.content_hash == write_shards(alone, tmp_path / f"{part} alone").content_hash
         assert Manifest.load(tmp_path / part) == written
     with pytest.raises(ConflictError, match="another shard set of"):
         write_split(frame, "m", (tmp_path / "more", tmp_path / "held"), **SPLIT)
+
+
+def test_two_sets_of_a_pinned_table_are_found_again_and_refused_by_who_commits(spark, tmp_path):
+    frame = spark.range(0, 1000, 1, 3).select("id", F.rand(5).alias("x"), F.expr("id % 3 = 0").alias("m"))
+    uris = (tmp_path / "a", tmp_path / "b")
+    sources = tuple(Source(uri="/lake/t", version="7", transformation=part) for part in ("train", "held"))
+    commits = []
+    both = write_split(frame, "m", uris, **SPLIT, sources=sources, before_commit=lambda: commits.append(1))
+    assert [written.source for written in both] == list(sources)
+    assert write_split(frame, "m", uris, **SPLIT, sources=sources, before_commit=lambda: commits.append(2)) == both
+    assert commits == [1, 1]
+    (tmp_path / "b" / "manifest.json").unlink()  # as after a kill between two commits
+    again = write_split(frame, "m", uris, **SPLIT, sources=sources, overwrite=True)
+    assert [written.content_hash for written in again] == [written.content_hash for written in both]
+    assert [Manifest.load(uri) for uri in uris] == again
+
+    def refuse():
+        raise FencedError("a later run has taken over")
+
+    later = tuple(replace(source, version="8") for source in sources)
+    with pytest.raises(FencedError):
+        write_split(frame, "m", uris, **SPLIT, sources=later, overwrite=True, before_commit=refuse)
+    assert [Manifest.load(uri) for uri in uris] == again
+    with pytest.raises(ConflictError, match="another shard set of"):
+        write_split(frame, "m", uris, **SPLIT, sources=later)
 
 
 def test_the_column_that_divides_the_rows_may_be_one_of_the_sets(spark, tmp_path):

@@ -5,6 +5,7 @@ By time a part is whole windows; by a hash or a column every window can hold row
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from sparkdl.pipeline.windows import NO_TIME, PARTS, WINDOW, Part, Parts, split_
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+PART = "__sparkdl_part"
+"""The column that says of which part a row is."""
 _SLOTS = 1_000_000
 
 
@@ -82,14 +85,55 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     Raises:
         SchemaError: the column of the split is not there.
     """
+    rows, conditions = _divided(clean, spec, {part: windows})
+    return rows.where(conditions[part]).drop(SLOT)
+
+
+def rows_of_parts(clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, Sequence[str]]) -> DataFrame:
+    """The clean rows of several parts, to be read at once: the column ``PART`` says of which each row is.
+
+    Some rows may be of none of them, which have null there: where whole rows are hashed, a condition that leaves them
+    out would have Spark hash each row twice.
+
+    Args:
+        clean: the table of clean rows, with ``_window``.
+        spec: the pipeline.
+        windows: of each part, or some of them.
+
+    Raises:
+        SchemaError: the column of the split is not there.
+    """
     from pyspark.sql import functions as F
 
-    chosen = clean.where(F.col(WINDOW).isin(*windows))
-    if isinstance(spec.split, HashSplit) and spec.split.copies == "spread":  # numbers rows, which no condition can
-        slot = _slot(spec.split, [unit_of(chosen, spec)])
-        return chosen.withColumn(SLOT, slot).where(_of_part(spec.split, part, F.col(SLOT))).drop(SLOT)
-    condition = _condition(clean, spec, part)
-    return chosen if condition is None else chosen.where(condition)
+    rows, conditions = _divided(clean, spec, windows)
+    named = [F.when(condition, F.lit(part)) for part, condition in conditions.items()]
+    rows = rows.withColumn(PART, F.coalesce(*named)).drop(SLOT)
+    return rows if _hashes_rows(spec) else rows.where(F.col(PART).isNotNull())
+
+
+def _divided(
+    clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, Sequence[str]]
+) -> tuple[DataFrame, dict[Part, Column]]:
+    """The rows of the windows of several parts, and the condition of each part."""
+    from pyspark.sql import functions as F
+
+    split = spec.split
+    rows = clean.where(F.col(WINDOW).isin(*dict.fromkeys(itertools.chain(*windows.values()))))
+    spread = split if isinstance(split, HashSplit) and split.copies == "spread" else None
+    if spread is not None:  # numbers rows, which no condition can
+        rows = rows.withColumn(SLOT, _slot(spread, [unit_of(rows, spec)]))
+    conditions: dict[Part, Column] = {}
+    for part, names in windows.items():
+        of_part = _condition(clean, spec, part) if spread is None else _of_part(spread, part, F.col(SLOT))
+        of_windows = F.col(WINDOW).isin(*names)
+        conditions[part] = of_windows if of_part is None else of_windows & of_part
+    return rows, conditions
+
+
+def _hashes_rows(spec: PipelineSpec) -> bool:
+    """Whether the part of a row follows from all that it holds."""
+    split = spec.split
+    return isinstance(split, HashSplit) and (split.copies == "spread" or not (split.group or spec.source.key))
 
 
 def unseen_rows(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
+from sparkdl.pipeline.rows.parts import rows_of, rows_of_parts, unseen_rows
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run
@@ -18,7 +18,7 @@ from sparkdl.pipeline.steps.learning import LearningStep, part_rows, parts_to_le
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.windows import Parts
-from sparkdl.pipeline.work.labels import check_labels, check_weight, labelled
+from sparkdl.pipeline.work.labels import check_labels, labelled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,13 +141,12 @@ def _judging(
     """
     spec, part, record = run.spec, parts.judging, run.record
     windows = parts.windows(part)
-    rows = rows_of(clean, spec, part, windows)
-    labelled_rows, count = labelled(rows, prepared.labels.names), prepared.shards.validate_rows
+    labelled_rows = labelled(rows_of(clean, spec, part, windows), prepared.labels.names)
+    count = prepared.shards.validate_rows
     if part == "test":
-        record.unlabelled["test"] = check_labels(rows, prepared.labels, "test")
-        if spec.weight is not None:
-            check_weight(labelled_rows, spec.weight, "test")
-        record.rows["test"] = count = labelled_rows.count()
+        checked = check_labels(rows_of_parts(clean, spec, {part: windows}), prepared.labels, spec.weight, [part])[part]
+        record.unlabelled["test"], record.rows["test"] = checked.unlabelled, checked.labelled
+        count = checked.labelled
     trained = trained_of(run.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
     unseen = None

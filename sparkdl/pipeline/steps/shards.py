@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from sparkdl.estimator.side_by_side import run_side_by_side
-from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.run import Run
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.pipeline.work.prepare import Prepared
-    from sparkdl.shards.manifest import Manifest
 
 
 class ShardsStep(LearningStep):
@@ -57,23 +53,9 @@ class ShardsStep(LearningStep):
         from sparkdl.pipeline.work.prepare import cut_shards
 
         start_torch_daemon(spark)  # a training follows
-        clean = run.clean(spark)
         features, labels, _ = features_of(run, parts)
-
-        def cut(part: Part) -> tuple[Manifest, int]:
-            rows = rows_of(clean, run.spec, part, parts.windows(part))
-            return cut_shards(run.project, rows, features, labels, part, key, run.check_lease)
-
-        cuts = [functools.partial(cut, "train"), functools.partial(cut, "validate")]
-        (train, train_unlabelled), (validate, validate_unlabelled) = run_side_by_side(cuts, spark, len(cuts))
-        return Shards(
-            train=train.uri,
-            validate=validate.uri,
-            train_rows=train.rows,
-            validate_rows=validate.rows,
-            train_unlabelled=train_unlabelled,
-            validate_unlabelled=validate_unlabelled,
-        )
+        windows: dict[Part, tuple[str, ...]] = {"train": parts.train, "validate": parts.validate}
+        return cut_shards(run.project, run.clean(spark), windows, features, labels, key, run.check_lease)
 
     def tell_result(self, run: Run, parts: Parts) -> None:
         """How many rows train and validate."""

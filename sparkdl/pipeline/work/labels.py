@@ -16,8 +16,10 @@ from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.folder import BundleInfo
+from sparkdl.pipeline.rows.parts import PART
 from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.spec.base import spelled
+from sparkdl.pipeline.windows import Part
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -73,6 +75,14 @@ class FittedLabel:
         A million with one output, fewer with many classes: a row takes about 20 numbers, and 4 an output.
         """
         return max(10_000, _MOST_NUMBERS // (20 + 4 * self.outputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCounts:
+    """How many rows of a part have all labels, and how many lack one."""
+
+    labelled: int
+    unlabelled: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,25 +178,27 @@ def bundle_source(bundle: BundleInfo) -> Source:
     return Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
 
 
-def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
-    """Refuse rows whose label is no number that a loss takes, or no class that training saw.
+def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Sequence[Part]) -> dict[Part, LabelCounts]:
+    """Refuse rows whose label is no number that a loss takes, or no class that training saw, and weights that are none.
 
     Args:
-        rows: with the label columns as they came.
+        rows: with the label columns as they came, and the part that each is of; see ``rows_of_parts``.
         labels: as training saw them.
-        part: what the rows are for, ``train`` or ``validate``, for the message.
+        weight: the column of the weights of rows; None where there are none.
+        parts: that are checked, each after the other.
 
     Returns:
-        rows that lack a label, and are to be left out.
+        by part, how many rows have a label, and how many lack one and are to be left out.
 
     Raises:
-        NoLabelsError: all rows lack one.
-        DataError: there are no rows, or labels are refused; names a label, how many rows, and a value.
+        NoLabelsError: all rows of a part lack one.
+        DataError: a part has no rows; labels are refused: names a label, how many rows, and a value; or weights of rows
+            with a label are missing, not finite or negative, or all 0.
     """
     from pyspark.sql import functions as F
 
     has_labels = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
-    counts = [F.count_if(has_labels).alias("labelled")]
+    counts = [F.count("*").alias("rows"), F.count_if(has_labels).alias("labelled")]
     for n, label in enumerate(labels):
         number = encoded(label.name, label)
         invalid = number.isNull()
@@ -194,45 +206,34 @@ def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
             invalid = invalid | F.isnan(number) | (F.abs(number) == float("inf"))
         counts.append(F.count_if(has_labels & invalid).alias(f"n{n}"))
         counts.append(F.max(F.when(has_labels & invalid, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
-    totals = rows.agg(F.count("*").alias("rows"), *counts).first()
-    assert totals is not None
-    if not totals["labelled"]:
-        raise _no_rows(part, totals["rows"])
-    for n, label in enumerate(labels):
-        if totals[f"n{n}"]:
-            reason = "is no finite float32" if label.type == "regression" else "training never saw"
-            remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
+    if weight is not None:
+        number = F.col(quoted(weight)).try_cast("float")
+        invalid = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
+        counts.append(F.count_if(has_labels & invalid).alias("bad_weights"))
+        counts.append(F.max(F.when(has_labels, number)).alias("most_weight"))
+    counts_by_part: dict[Part, LabelCounts] = {}
+    totals_by_part = {row[PART]: row for row in rows.groupBy(PART).agg(*counts).collect()}
+    for part in parts:
+        totals = totals_by_part.get(part)
+        if totals is None or not totals["labelled"]:
+            raise _no_rows(part, 0 if totals is None else totals["rows"])
+        for n, label in enumerate(labels):
+            if totals[f"n{n}"]:
+                reason = "is no finite float32" if label.type == "regression" else "training never saw"
+                remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
+                raise DataError(
+                    f"label {label.name!r}: {totals[f'n{n}']} of the rows to {part} have one that {reason}, such as "
+                    f"{totals[f'v{n}']!r}: refuse them in expect{remedy}"
+                )
+        if weight is not None and totals["bad_weights"]:
             raise DataError(
-                f"label {label.name!r}: {totals[f'n{n}']} of the rows to {part} have one that {reason}, such as "
-                f"{totals[f'v{n}']!r}: refuse them in expect{remedy}"
+                f"weight {weight!r} is missing, negative or not finite in {totals['bad_weights']} of the rows to "
+                f"{part}: refuse them in expect, with '{weight} >= 0'"
             )
-    return int(totals["rows"] - totals["labelled"])
-
-
-def check_weight(rows: DataFrame, weight: str, part: str) -> None:
-    """Refuse rows whose weight is missing, not finite or negative, and weights that are all 0.
-
-    Args:
-        rows: with the column.
-        weight: its name.
-        part: what the rows are for, for the message.
-
-    Raises:
-        DataError: says how many rows.
-    """
-    from pyspark.sql import functions as F
-
-    number = F.col(quoted(weight)).try_cast("float")
-    invalid = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
-    totals = rows.agg(F.count_if(invalid).alias("invalid"), F.max(number).alias("most")).first()
-    assert totals is not None
-    if totals["invalid"]:
-        raise DataError(
-            f"weight {weight!r} is missing, negative or not finite in {totals['invalid']} of the rows to {part}: "
-            f"refuse them in expect, with '{weight} >= 0'"
-        )
-    if totals["most"] == 0:
-        raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
+        if weight is not None and totals["most_weight"] == 0:
+            raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
+        counts_by_part[part] = LabelCounts(labelled=totals["labelled"], unlabelled=totals["rows"] - totals["labelled"])
+    return counts_by_part
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:

@@ -15,7 +15,7 @@ from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, IntegrityError, StorageError
+from sparkdl.errors import ConfigError, IntegrityError, NoRowsError, StorageError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.features.spec import Image
@@ -23,7 +23,7 @@ from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.rows.parts import rows_of
+from sparkdl.pipeline.rows.parts import PART, rows_of, rows_of_parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.project import Project
@@ -34,7 +34,6 @@ from sparkdl.pipeline.work.labels import (
     Labels,
     bundle_source,
     check_labels,
-    check_weight,
     encoded,
     fit_labels,
     labelled,
@@ -42,13 +41,14 @@ from sparkdl.pipeline.work.labels import (
     same_label,
 )
 from sparkdl.pipeline.work.statistics import spark_statistics
-from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
-from sparkdl.shards.write import write_shards
+from sparkdl.shards.write import write_split
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_VALIDATES = "__sparkdl_validates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,38 +156,35 @@ def _without_size(options: Any) -> Any:
 
 def cut_shards(
     project: Project,
-    rows: DataFrame,
+    clean: DataFrame,
+    windows: Mapping[Part, Sequence[str]],
     features: Features,
     labels: Labels,
-    part: Part,
     key: str,
     before_commit: Callable[[], None],
-) -> tuple[Manifest, int]:
-    """Cut the shards of one part.
+) -> Shards:
+    """Cut the shards of the rows to train and to validate, in one reading of them.
 
     Args:
         project: the pipeline.
-        rows: of the part.
+        clean: the clean rows.
+        windows: of the parts ``train`` and ``validate``.
         features: fitted.
         labels: fitted.
-        part: ``train`` or ``validate``.
         key: of the shards.
-        before_commit: called before the set is there, and raises where it is not to be.
-
-    Returns:
-        the set, and how many rows were left out since they have no label yet.
+        before_commit: called before each set is there, and raises where it is not to be.
 
     Raises:
-        NoLabelsError: no row has a label yet.
+        NoLabelsError: no row of a part has a label yet.
         DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
     from pyspark.sql import functions as F
 
     spec, table = project.spec, project.tables.table("clean")
-    unlabelled, rows = check_labels(rows, labels, part), labelled(rows, labels.names)
-    if spec.weight is not None:
-        check_weight(rows, spec.weight, part)
+    rows = rows_of_parts(clean, spec, windows)
+    counts = check_labels(rows, labels, spec.weight, list(windows))
+    rows = labelled(rows, labels.names)
     weight = [spec.weight] if spec.weight else []
     raw = [name for name in features.columns if name not in labels.names]
     numbers = {label.name: encoded(label.name, label) for label in labels}
@@ -195,14 +192,31 @@ def cut_shards(
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
         partitions *= spec.train.num_proc or slots_of(rows.sparkSession)
-    manifest = write_shards(
-        selected(rows.withColumns(numbers), [*raw, *numbers]),
-        f"{spec.places.shards}/{part}-{key}",
-        source=ShardSource(uri=table.uri, version=str(table.version()), transformation=f"{key} {part}"),
+    version = str(table.version())
+    train, validate = (
+        ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
+    )
+    written = write_split(
+        selected(rows.withColumns({**numbers, _VALIDATES: F.col(PART) == "validate"}), [*raw, *numbers, _VALIDATES]),
+        _VALIDATES,
+        (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
         config=ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions),
+        sources=(train, validate),
         overwrite=True,
         before_commit=before_commit,
     )
-    return manifest, unlabelled
+    manifests = []
+    for manifest in written:
+        if isinstance(manifest, NoRowsError):
+            raise manifest
+        manifests.append(manifest)
+    return Shards(
+        train=manifests[0].uri,
+        validate=manifests[1].uri,
+        train_rows=manifests[0].rows,
+        validate_rows=manifests[1].rows,
+        train_unlabelled=counts["train"].unlabelled,
+        validate_unlabelled=counts["validate"].unlabelled,
+    )

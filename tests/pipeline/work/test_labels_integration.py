@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import PART
 from sparkdl.pipeline.spec.data import prediction_columns
 from sparkdl.pipeline.steps import score
-from sparkdl.pipeline.work.labels import FittedLabel, NoLabelsError, check_labels, fit_labels, labelled
+from sparkdl.pipeline.work.labels import FittedLabel, LabelCounts, NoLabelsError, check_labels, fit_labels, labelled
 
 
 def labels_of(**types):
@@ -17,19 +19,23 @@ def labels_of(**types):
     return loads(text, ["publish.label=y"] if len(types) > 1 else []).spec.label
 
 
+def checked(rows, labels, part, weight=None):
+    return check_labels(rows.withColumn(PART, F.lit(part)), labels, weight, [part])[part]
+
+
 def test_rows_without_a_label_do_not_count_in_any_label(spark):
     rows = spark.createDataFrame([(1.0, "a"), (3.0, "b"), (None, "c"), (5.0, None)], "y double, z string")
     fitted = fit_labels(rows, labels_of(y="regression", z="binary") | {"z": labels_of(z="multiclass")["z"]})
     number, classes = fitted
     assert (number.mean, number.deviation, classes.classes) == (2.0, 1.0, ("a", "b"))
-    assert check_labels(rows, fitted, "train") == 2
+    assert checked(rows, fitted, "train") == LabelCounts(labelled=2, unlabelled=2)
     assert labelled(rows, fitted.names).count() == 2
     with pytest.raises(NoLabelsError, match="none of the 1 rows to validate has a label yet: wait for labels"):
-        check_labels(rows.where("y IS NULL"), fitted, "validate")
+        checked(rows.where("y IS NULL"), fitted, "validate")
     with pytest.raises(NoLabelsError, match="none of the 1 rows to train has a label yet"):
         fit_labels(rows.where("y IS NULL"), labels_of(y="regression"))
     with pytest.raises(DataError, match="split leaves no clean row to validate") as refused:
-        check_labels(rows.where("y < 0"), fitted, "validate")
+        checked(rows.where("y < 0"), fitted, "validate")
     assert not isinstance(refused.value, NoLabelsError)
 
 
@@ -38,11 +44,34 @@ def test_labels_that_a_loss_cannot_take_are_refused_by_name_and_value(spark):
     fitted = fit_labels(rows, {"y": labels_of(y="regression")["y"], "z": labels_of(z="multiclass")["z"]})
     later = spark.createDataFrame([(1.0, "x"), (float("nan"), "a"), (None, "y")], "y double, z string")
     with pytest.raises(DataError, match="label 'y': 1 of the rows to validate have one that is no finite float32"):
-        check_labels(later, fitted, "validate")
+        checked(later, fitted, "validate")
     with pytest.raises(
         DataError, match="label 'z': 1 of the rows to validate have one that training never saw, such as 'x'"
     ):
-        check_labels(later.where("y = 1"), fitted, "validate")
+        checked(later.where("y = 1"), fitted, "validate")
+
+
+def test_each_part_of_one_reading_is_checked_and_rows_of_none_are_not(spark):
+    columns = f"{PART} string, y double, w double"
+    good = [("train", 1.0, 1.0), ("train", 2.0, 0.0), ("train", None, -1.0), ("validate", 3.0, 2.0)]
+    fitted = fit_labels(spark.createDataFrame(good, columns), labels_of(y="regression"))
+
+    def check(*more, without=()):
+        rows = [row for row in good if row[0] not in without]
+        return check_labels(spark.createDataFrame([*rows, *more], columns), fitted, "w", ["train", "validate"])
+
+    counts = {"train": LabelCounts(labelled=2, unlabelled=1), "validate": LabelCounts(labelled=1, unlabelled=0)}
+    assert check((None, float("nan"), -1.0), (None, None, None)) == counts
+    with pytest.raises(DataError, match="label 'y': 1 of the rows to validate have one that is no finite float32"):
+        check(("validate", float("inf"), 1.0))
+    with pytest.raises(DataError, match="weight 'w' is missing, negative or not finite in 2 of the rows to train"):
+        check(("train", 4.0, None), ("train", 4.0, -2.0), ("validate", 4.0, -2.0))
+    with pytest.raises(DataError, match="weight 'w' is 0 in all rows to validate: there is nothing to validate"):
+        check(("validate", 4.0, 0.0), ("validate", None, 5.0), without=["validate"])
+    with pytest.raises(NoLabelsError, match="none of the 1 rows to validate has a label yet"):
+        check(("validate", None, 1.0), without=["validate"])
+    with pytest.raises(DataError, match="split leaves no clean row to train"):
+        check(without=["train"])
 
 
 @pytest.mark.parametrize(
