@@ -12,6 +12,7 @@ import pyarrow as pa
 from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.worker_errors import encodable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -70,4 +71,5 @@ class _OfFields:
     task: Task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.task(pa.RecordBatch.from_struct_array(batch.column(0)) for batch in promptly(batches))
+        with encodable_errors():
+            yield from self.task(pa.RecordBatch.from_struct_array(batch.column(0)) for batch in promptly(batches))

@@ -15,7 +15,9 @@ OTHER_PYTHON = "the workers run another Python version than the driver: set PYSP
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_RAISED = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)(?=\n\s*\n|\n\s+at |\nTraceback|\Z)", re.MULTILINE | re.DOTALL)
+_RAISED = re.compile(
+    r"^sparkdl\.errors\.(\w+): (.+?)(?=\n\s*\n|\n\s+at |\nTraceback|\n\s*SQLSTATE: |\Z)", re.MULTILINE | re.DOTALL
+)
 _FOREIGN = re.compile(
     r"(?:java\.lang\.)?(?:IncompatibleClassChange|NoSuch(?:Method|Field)|AbstractMethod|NoClassDefFound|Verify|"
     r"UnsupportedClassVersion|ExceptionInInitializer)Error\b[^\n]*|(?:java\.lang\.)?ClassNotFoundException: \S+|"

@@ -24,6 +24,7 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.compat.pickles import dumps
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.worker_errors import encodable_errors
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
 from sparkdl.estimator.column_plan import ColumnPlan, plan_columns
@@ -262,9 +263,10 @@ def _transformed(transformation: Transformation, df: DataFrame) -> DataFrame:
     columns, names = df.columns, list(fields)
 
     def apply(frames: Any) -> Any:
-        for frame in promptly(frames):
-            frame.columns = columns
-            yield _applied(function, frame, names)
+        with encodable_errors():
+            for frame in promptly(frames):
+                frame.columns = columns
+                yield _applied(function, frame, names)
 
     # Spark's mapInPandas takes a dot in a name for a path into a struct.
     plain = df.toDF(*(f"column_{n}" for n in range(len(columns))))

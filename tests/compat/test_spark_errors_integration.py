@@ -28,8 +28,22 @@ def test_nulls_in_a_prediction_are_a_data_error_also_in_a_session_made_later(spa
         assert "\n" not in str(caught.value)
         assert isinstance(caught.value.__cause__, PythonException)
         SparkSession(spark.sparkContext)  # asks pyspark to install its own handler again
+    with pytest.raises(DataError, match=r"^1 rows have a null among \['a', 'b'\].*before$"):  # no SQLSTATE behind
+        scored.toPandas()
     with pytest.raises(PythonException, match="ZeroDivisionError"):
         spark.range(1).mapInPandas(lambda frames: (1 / 0 for _ in frames), "id long").collect()
+
+
+class HalfACharacter(nn.Module):
+    def forward(self, x):
+        raise OSError("no file caf\udce9")
+
+
+@pytest.mark.timeout(120)
+def test_a_text_that_no_utf8_holds_arrives_instead_of_a_job_that_never_ends(spark):
+    signature = Signature(inputs=(TensorField(name="x", shape=(1,), columns=("a",)),), outputs=(TensorField(name="y"),))
+    with pytest.raises(PythonException, match=r"OSError: no file caf\\udce9"):
+        score(spark.sql("select 1.0 a"), HalfACharacter(), signature=signature).collect()
 
 
 CELLS = [

@@ -227,6 +227,12 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
         estimator(transformation_fn=scaled, transformation_removed_fields=["z"]).fit(frame)
     with pytest.raises(ConfigError, match=r"^transformation_fn raised KeyError: 'nope' at .*: correct it$"):
         estimator(transformation_fn=lambda rows: rows["nope"]).fit(frame)
+
+    def misnamed(rows):
+        raise OSError("no file caf\udce9")
+
+    with pytest.raises(ConfigError, match=r"^transformation_fn raised OSError: no file caf\\udce9 at .*: correct it$"):
+        estimator(transformation_fn=misnamed).fit(frame)  # Spark would wait for ever for a text that is no UTF-8
     with pytest.raises(SchemaError, match=r"^transformation_fn returned \['b', 'y'\] without \['a', 'c'\]"):
         estimator(transformation_fn=lambda rows: rows[["b", "y"]]).fit(frame)
 
