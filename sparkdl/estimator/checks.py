@@ -337,6 +337,11 @@ def check_values(manifest: Manifest, roles: Roles) -> None:
             raise DataError(
                 f"sample weights {roles.weight!r} lie in {stats.min}..{stats.max}: give 0 and more, not all 0"
             )
+        if stats.max is not None and stats.max < torch.finfo(torch.float32).tiny:
+            raise DataError(
+                f"sample weights {roles.weight!r} are {stats.max} at most, which float32 takes for 0: multiply them by "
+                "one number, which changes nothing else"
+            )
 
 
 def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc: int) -> None:

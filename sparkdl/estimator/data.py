@@ -214,7 +214,10 @@ def held_out_rows(df: DataFrame, validation: str | float | None, columns: Sequen
         if isinstance(kind, T.BooleanType):
             return F.coalesce(column, F.lit(False))
         if isinstance(kind, T.NumericType):
-            return F.coalesce(column > 0, F.lit(False))
+            above = column > 0
+            if isinstance(kind, T.FloatType | T.DoubleType):
+                above &= ~F.isnan(column)  # which to Spark is above every number, and to pandas is a null
+            return F.coalesce(above, F.lit(False))
         raise SchemaError(
             f"the validation column {validation!r} is a {kind.simpleString()}: make it boolean or a number"
         )

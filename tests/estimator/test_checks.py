@@ -66,6 +66,12 @@ def test_weights_below_zero_or_all_zero_are_refused(least, most):
         check_values(manifest(w=ColumnStats(count=10, min=least, max=most)), ROLES)
 
 
+def test_weights_that_float32_takes_for_zero_are_refused():
+    check_values(manifest(w=ColumnStats(count=10, min=0, max=1e-37)), ROLES)
+    with pytest.raises(DataError, match="sample weights 'w' are 1e-50 at most, which float32 takes for 0"):
+        check_values(manifest(w=ColumnStats(count=10, min=0, max=1e-50)), ROLES)
+
+
 @pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(), F.cross_entropy, torch.nn.NLLLoss()])
 @pytest.mark.parametrize(("least", "most"), [(0, 3), (1, 3), (-1, 2)])
 def test_classes_beyond_the_outputs_are_refused_with_both_ranges(loss, least, most):

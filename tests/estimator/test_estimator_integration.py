@@ -170,6 +170,12 @@ def bad(frame, estimator, error, message):
         estimator.fit(frame)
 
 
+def test_a_validation_column_holds_out_no_row_where_it_is_nan(frame):
+    marked = frame.withColumn("v", F_.expr("if(held_out, 1d, if(c > 0, double('nan'), 0d))"))
+    summaries = [regression(validation=name, epochs=1).fit(marked).summary for name in ("held_out", "v")]
+    assert summaries[0].validation_rows == summaries[1].validation_rows
+
+
 def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
     from sparkdl.estimator import fit
 
