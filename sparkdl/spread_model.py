@@ -135,6 +135,7 @@ class SpreadModel:
         )
         self.module, self.optimizer = self._strategy.model, self._strategy.optimizer
         self._counts = self._strategy.counts_rows()
+        self._names = (*inputs, *labels, *([] if sample_weight is None else [sample_weight]))
         self._place = Placement(self._device, channels_last=False)
         objective = Objective(task, self._device, self._strategy.data_size, self._sum_of_rows)
         self._loss = BatchLoss(task, objective, self._config.precision, self._device)
@@ -255,6 +256,13 @@ class SpreadModel:
         return self._collective.all_reduce(tensor if self._counts else torch.zeros_like(tensor), "sum")
 
     def _placed(self, batch: BatchLike | Mapping[str, torch.Tensor], *, training: bool = False) -> BatchLike:
+        names = [name for name, _ in batch.items()]
+        missing = [name for name in self._names if name not in names]
+        if missing:
+            raise ConfigError(
+                f"a batch has the tensors {sorted(names)}, and the model was built for {missing} besides: name those "
+                "that are there by inputs=, labels= and sample_weight= of build"
+            )
         if isinstance(batch, Mapping) and not hasattr(batch, "global_rows"):
             own_rows = len(next(iter(batch.values())))
             if training and not self._strategy.steps_together:

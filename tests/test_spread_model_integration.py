@@ -266,6 +266,13 @@ def test_one_process_alone_needs_no_launcher():
         assert model.step(rows_of(0)[0]) < first
 
 
+def test_a_batch_without_a_tensor_of_the_model_is_refused_by_its_names():
+    with SpreadModel() as model:
+        model.build(double_network, torch.optim.Adam, torch.nn.MSELoss(), labels=["y"])
+        with pytest.raises(ConfigError, match=r"has the tensors \['x', 'y'\], .* built for \['features'\] besides"):
+            model.step(rows_of(0)[0])
+
+
 def train(loader, model, epochs):
     """Eight rows a step: the same global batches, whoever reads them."""
     model.build(network, torch.optim.Adam, torch.nn.MSELoss(), labels=["y"])

@@ -637,6 +637,8 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
             "activation_checkpointing=True computes a block twice, and all blocks of the model have running "
             "statistics, which would count a batch twice: drop that option, or take LayerNorm or GroupNorm"
         )
+    if mesh.shard != 1:
+        _check_dimensions(mesh, model)
     if mesh.shard != 1 and mesh.pipeline == 1:
         _check_dtypes(mesh, model)
     if mesh.pipeline != 1:
@@ -651,6 +653,20 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
         for parameter in arguments
     ):
         _check_stages(mesh, model, TaskView([parameter.name for parameter in arguments]))
+
+
+def _check_dimensions(mesh: Mesh, model: torch.nn.Module) -> None:
+    """Refuse parameters without a dimension, which ``fully_shard`` does not cut, frozen ones included.
+
+    Raises:
+        ConfigError: names one.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise ConfigError(
+                f"parameter {name!r} is a single number without a dimension, which strategy='{mesh}' cannot cut: make "
+                "it of shape (1,), or choose strategy='all_reduce' or 'zero1'"
+            )
 
 
 def _check_dtypes(mesh: Mesh, model: torch.nn.Module) -> None:

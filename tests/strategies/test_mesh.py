@@ -108,6 +108,12 @@ def blocks():
     return sequential(*(sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)) for _ in range(2)))
 
 
+def scaled():
+    model = torch.nn.Linear(2, 1)
+    model.scale = torch.nn.Parameter(torch.tensor(1.0))
+    return model
+
+
 def tied():
     model = sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].weight = model[0].weight
@@ -141,6 +147,7 @@ def tied():
             sequential(sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.bfloat16))),
             "'0.0.weight' is of torch.float32 and '0.1.weight' of torch.bfloat16",
         ),
+        (Mesh(shard=2), scaled(), "parameter 'scale' is a single number without a dimension"),
     ],
 )
 def test_a_model_that_cannot_be_spread_is_refused_without_ranks(mesh, model, sentence):
