@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError
 from sparkdl.models import registry as base
 from sparkdl.models.reference import reference
+from sparkdl.models.trust import pickle_allowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,7 +69,7 @@ def load_model(
     Args:
         model: ``"churn@champion"``, or ``"churn@3"`` for a version.
         registry: its address, or the registry.
-        allow_pickle: accept a bundle that holds a pickle, which can run any code.
+        allow_pickle: accept a bundle that holds a pickle, which can run any code, as inside of ``allow_pickle()``.
         trusted: packages that may be imported to rebuild it, such as your own, besides those of ``allow_imports``.
 
     Raises:
@@ -89,7 +90,7 @@ def load_model(
         examples = [f"{name}@{alias}" for alias in source.aliases(name)] or [f"{name}@champion", f"{name}@3"]
         raise ConfigError(f"{model!r} does not say which version: write {' or '.join(examples[:3])}")
     published = source.get(name, version_or_alias)
-    bundle = source.load(name, published.version, allow_pickle=allow_pickle, trusted=trusted)
+    bundle = source.load(name, published.version, allow_pickle=allow_pickle or pickle_allowed(), trusted=trusted)
     signature, training = bundle.signature, training_of(bundle.info)
     if signature is None:
         raise ConfigError(f"{model} was published without a signature, so nobody can feed it: publish it with one")

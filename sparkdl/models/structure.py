@@ -151,7 +151,7 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
             f"{type(module).__qualname__} takes {starred}, whose values leave no attribute: "
             "give factory= and arguments=, or allow_pickle=True"
         )
-    return {name: parameter for name, parameter in signature.items() if name != "self"}
+    return dict([*signature.items()][1:])  # without self, whatever its name is
 
 
 def _plain(value: Any, what: str) -> Any:

@@ -42,9 +42,11 @@ def allow_pickle() -> Iterator[None]:
         _pickle.reset(token)
 
 
-def pickle_allowed(spark: Any) -> bool:
-    """Whether the caller, the session or the environment has said so."""
-    settings = [str(spark.conf.get(SETTING, "") or ""), os.environ.get(VARIABLE, "")]
+def pickle_allowed(spark: Any = None) -> bool:
+    """Whether the caller, the environment or, if given, the Spark session has said so."""
+    settings = [os.environ.get(VARIABLE, "")]
+    if spark is not None:
+        settings.append(str(spark.conf.get(SETTING, "") or ""))
     return _pickle.get() or any(word.strip().lower() in ("1", "true", "yes") for word in settings)
 
 

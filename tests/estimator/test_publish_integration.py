@@ -271,6 +271,16 @@ def test_a_model_that_takes_no_made_up_rows_is_saved_as_a_pickle(spark, tmp_path
     assert loaded.predict(pd.DataFrame({"a": [1.0], "b": [2.0]}))["k__output"].tolist() == [3.0]
 
 
+def test_a_published_pickle_is_loaded_inside_a_block_that_allows_it(registry):
+    net = Halves(2)
+    TorchModel(model=net, signature=PAIR).publish(registry, "odd", allow_pickle=True)
+    with pytest.raises(BundleError, match="holds a pickle"):
+        sparkdl.load_model("odd@champion", registry)
+    with sparkdl.allow_pickle():
+        loaded = sparkdl.load_model("odd@champion", registry)
+    assert torch.equal(loaded.getModel().first.weight, net.first.weight)
+
+
 def test_a_model_that_nobody_could_feed_is_not_published(registry):
     with pytest.raises(ConfigError, match="has no signature"):
         TorchModel(model=nn.Linear(2, 1)).publish(registry, "own")

@@ -140,6 +140,10 @@ OWN = """
         def bundle_arguments(self):
             return {"width": self.width, "depth": self.depth, "scale": self.factor}
 
+    class Terse(Net):
+        def __init__(s, width):
+            super().__init__(width)
+
     def make(width) -> Net:
         return Net(width, depth=2)
 
@@ -194,6 +198,11 @@ def test_arguments_read_from_attributes_count_only_if_the_outputs_agree(own, tmp
     with pytest.raises(BundleError, match="factory="):
         save_bundle(own.Net(3, 2), str(tmp_path / "c"))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "__pycache__") == ["a"]
+
+
+def test_a_constructor_may_call_its_self_otherwise(own, tmp_path):
+    save_bundle(own.Terse(3), str(tmp_path / "a"), example=torch.ones(1, 3))
+    assert load_bundle(str(tmp_path / "a"), trusted=TRUSTED).info.model["arguments"] == {"width": 3}
 
 
 def test_wrong_arguments_are_refused_when_saving(own, tmp_path):
