@@ -15,13 +15,17 @@ import sparkdl
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import rows_of
+from sparkdl.pipeline.rows.parts import parts_of, rows_of
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import status_of
+from sparkdl.pipeline.steps.shards import prepared_of
+from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.pipeline.windows import PARTS
+from sparkdl.pipeline.work.boosting import boosted, tree_rows
+from sparkdl.pipeline.work.evaluate import judged_label
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -167,6 +171,24 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
     assert {note.name: note.kept for note in taken.steps}["train"]
     assert taken.evaluated.boosted is None
     assert "beats the baseline: no" in taken.message
+
+
+def test_trees_stop_by_the_rows_that_judge_where_none_are_to_test(spark, cancer, tmp_path):
+    file = pipeline(cancer, tmp_path / "p", "split={by: hash, train: 0.6, validate: 0.3, score: 0.1}", "train.epochs=1")
+    run = Run(Project(file), RunRequest(now=NOW))
+    record = execute(run, spark)
+    assert record.evaluated.part == "validate"
+    parts = parts_of(file.spec, run.windows())
+    prepared = prepared_of(run, parts, spark)
+    trained, label = TrainStep().kept(run, parts), judged_label(file.spec, prepared.labels)
+    training, validation = (rows_of(run.clean(spark), file.spec, part, ["all"]) for part in ("train", "validate"))
+    count = record.rows["validate"]
+    for stopping in (None, validation):
+        rows = tree_rows(training, stopping, validation, file.spec, prepared, label, count, trained, ())
+        assert rows.tables[1].num_rows == count
+        trees = boosted(rows, file.spec, prepared, label, count, trained)
+        assert trees.trees.values == pytest.approx(record.evaluated.boosted.trees.values)
+        assert (trees.rounds, trees.rows) == (record.evaluated.boosted.rounds, record.rows["train"])
 
 
 def test_what_is_refused_leaves_a_record_and_no_model(spark, cancer, tmp_path):

@@ -71,7 +71,9 @@ class EvaluateStep(LearningStep):
         def rows_for_trees() -> TreeRows | Boosted | None:
             if spec.train.baseline == "off":
                 return None
-            stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
+            stopping = None  # where they are the rows that judge, which are read anyway
+            if parts.judging != "validate" or count != prepared.shards.validate_rows:
+                stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
             return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted)
 
         label = judged_label(spec, prepared.labels)

@@ -74,7 +74,7 @@ class TreeRows:
 
 def tree_rows(
     training: DataFrame,
-    stopping: DataFrame,
+    stopping: DataFrame | None,
     judging: DataFrame,
     spec: PipelineSpec,
     prepared: Prepared,
@@ -87,7 +87,7 @@ def tree_rows(
 
     Args:
         training: the rows to train on, with raw columns and labels.
-        stopping: those of the part ``validate``, whose loss ends the training.
+        stopping: those of the part ``validate``, whose loss ends the training; None where they are those that judge.
         judging: those that the model is judged by.
         spec: the pipeline.
         prepared: features, labels, and numbers of rows.
@@ -121,14 +121,17 @@ def tree_rows(
             trusted=trusted,
         )
         training = drawn(training, spec, "boosted", most, prepared.shards.train_rows)
-        stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
-        tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
-        tables.append(_collected(scored, spec, features, label, output))
+        training_table = _collected(training, spec, features, label)
+        judging_table = stopping_table = _collected(scored, spec, features, label, output)
+        if stopping is not None:
+            stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
+            stopping_table = _collected(stopping, spec, features, label)
     except CancelledError:
         raise
     except Exception as cause:
         return _failed(cause)
     names = tuple(feature.name for feature in left_out)
+    tables = (training_table, stopping_table, judging_table)
     return TreeRows(tables=tables, features=features, left_out=names, output=output)
 
 
