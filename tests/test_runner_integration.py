@@ -26,6 +26,24 @@ def join_twice(number):
     return totals
 
 
+def change_torch():
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+
+
+def new_weight():
+    import torch
+
+    return str(torch.nn.Linear(1, 1).weight.dtype), torch.is_grad_enabled()
+
+
+def test_what_one_function_sets_of_torch_the_next_one_does_not_find(spark):
+    run(change_torch, num_proc=2, spark=spark)
+    assert run(new_weight, num_proc=2, spark=spark) == [("torch.float32", True)] * 2
+
+
 def join_horovod_twice(number):
     import horovod.torch as hvd
     import torch

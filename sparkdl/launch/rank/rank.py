@@ -76,7 +76,7 @@ def run_rank(info: ConnectionInfo, slot: Slot) -> bool:
 
     Where it did not, the driver has the reason already, and this process is not to be used again.
 
-    Environment, output streams and threads are left as they were, for the worker is used again.
+    Environment, output streams, threads and torch's settings are left as they were, for the worker is used again.
 
     Raises:
         UnreachableError: the driver cannot be reached.
@@ -200,6 +200,7 @@ def perform(link: Reporter, assigned: Assignment, function: list[bytearray]) -> 
                 variables = {**stack.enter_context(service(assigned.store)), **variables}
             stack.enter_context(environment(variables))
             stack.enter_context(resources.intra_op_threads(int(variables["OMP_NUM_THREADS"])))
+            stack.enter_context(resources.torch_settings())
             stack.enter_context(_events_to(link, world.rank))
             with link.interruptible():
                 value = load_value(function)(world)

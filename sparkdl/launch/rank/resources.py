@@ -118,3 +118,24 @@ def intra_op_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(previous_threads)
+
+
+@contextmanager
+def torch_settings() -> Iterator[None]:
+    """Undo what the block changes of torch's default dtype, gradient mode and deterministic algorithms.
+
+    They are the process's, and its next task may be another function's: a model made there would have another dtype.
+    """
+    torch: Any = sys.modules.get("torch")
+    dtype = None if torch is None else torch.get_default_dtype()
+    gradients = torch is None or torch.is_grad_enabled()
+    deterministic = torch is not None and torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_default_dtype(dtype or torch.float32)
+            torch.set_grad_enabled(gradients)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:
+                torch.use_deterministic_algorithms(deterministic)

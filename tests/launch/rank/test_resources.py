@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sparkdl.errors import ClusterError
-from sparkdl.launch.rank.resources import device_variables, physical_gpus, shared_order, thread_variables
+from sparkdl.launch.rank.resources import (
+    device_variables,
+    physical_gpus,
+    shared_order,
+    thread_variables,
+    torch_settings,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +64,13 @@ def test_where_cuda_runs_already_the_device_points_into_the_list_it_read():
 def test_threads_leave_what_the_user_set():
     assert thread_variables(2, {"OMP_NUM_THREADS": "7"}).get("OMP_NUM_THREADS") is None
     assert thread_variables(2, {})["MKL_NUM_THREADS"] == "2"
+
+
+def test_what_a_function_sets_of_torch_does_not_reach_the_next_one():
+    with torch_settings():
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.is_grad_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
