@@ -174,3 +174,15 @@ def test_more_of_a_column_is_better_where_its_metric_says_so():
     metric_set = MetricSet(metrics, ("y",), SOLO.device)
     columns = ("recall", "recall_0", "recall_hinge", "recall_hinge_0", "own", "loss")
     assert [metric_set.higher_is_better(name) for name in columns] == [True, True, False, False, None, None]
+
+
+@pytest.mark.parametrize("names", [["loss"], ["epoch"], ["rows"], ["val_loss"], ["own", "val_own"]])
+def test_a_metric_that_would_stand_in_the_column_of_another_number_is_refused(names):
+    with pytest.raises(ConfigError, match=f"metric '{names[-1]}' has the name of another column"):
+        MetricSet(dict.fromkeys(names, max), ("y",), SOLO.device)
+
+
+def test_a_metric_of_one_of_several_labels_is_not_that_labels_loss():
+    assert MetricSet({"y_loss": max}, ("y",), SOLO.device).names == ["y_loss"]
+    with pytest.raises(ConfigError, match="metric 'y_loss' has the name of another column"):
+        MetricSet({"y": {"loss": max}}, ("y", "z"), SOLO.device)

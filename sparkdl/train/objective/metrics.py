@@ -35,7 +35,7 @@ class MetricSet:
         device: where states live.
 
     Raises:
-        ConfigError: an entry is neither a metric nor a function.
+        ConfigError: an entry is neither a metric nor a function, or has the name of another column of an epoch.
     """
 
     def __init__(self, metrics: Mapping[str, Any], labels: Sequence[str], device: torch.device) -> None:
@@ -49,6 +49,12 @@ class MetricSet:
             self._entries[name] = (
                 _Metric(metric, position, device) if _is_metric(metric) else _Function(name, metric, position)
             )
+        columns = {"epoch", "step", "loss", "lr", "seconds", "rows"}
+        columns |= {f"{label}_loss" for label in self._labels if len(self._labels) > 1}
+        for name in self._entries:
+            of_validation = name.startswith("val_") and name.removeprefix("val_") in {*columns, *self._entries}
+            if name in columns or of_validation:
+                raise ConfigError(f"metric {name!r} has the name of another column of the history: name it otherwise")
 
     def __bool__(self) -> bool:
         """Whether there is anything to compute."""
