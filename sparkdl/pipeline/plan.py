@@ -249,7 +249,8 @@ def _drift(step: Step, run: Run) -> PlannedStep:
         return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
     if stale := stale_of(step, run):
         action_text = "" if action == "warn" else f", and {action} may follow"
-        why = f"{len(stale.keys)} windows are not compared with version {champion.version} yet{action_text}"
+        count = f"{len(stale.keys)} windows are" if len(stale.keys) > 1 else "1 window is"
+        why = f"{count} not compared with version {champion.version} yet{action_text}"
         return PlannedStep(name="drift", state="done again", why=why)
     drifted = decided(run)
     action_text = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "

@@ -104,6 +104,9 @@ def test_a_day_that_drifts_ends_a_run_before_training_and_scoring_or_is_warned_o
 
     assert execute(sales.new_run("score.keep=[x]"), spark).outcome == "scored"
     assert execute(sales.new_run("score.keep=[x]")).outcome == "nothing new"
+    again = RunRequest(now=sales.now, again=("2026-03-06", "2026-03-06"))
+    [step] = [step for step in plan_of(Run(sales.new_run().project, again)).steps if step.name == "drift"]
+    assert step.why == "1 window is not compared with version 2 yet"
     assert not plan_of(sales.new_run("score.keep=[x]", "drift.psi=0.9")).nothing_new
     other = execute(sales.new_run("score.keep=[x]", "drift.psi=0.9"), spark)
     assert (other.outcome, other.exit_code, other.drift.looked_at[-1]) == ("stopped", 0, "2026-03-06")

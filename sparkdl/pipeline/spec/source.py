@@ -61,8 +61,9 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
     key: Annotated[
         Columns,
         doc(
-            "The columns that tell rows apart: of rows with the same key one stays, the others are counted "
-            "and dropped. Left out, no row is a duplicate, also not of an equal one."
+            "The columns that tell rows apart: of the rows of one window with the same key one stays, the newest by "
+            "time that no expectation refuses, and the others are counted and dropped. Left out, no row is a "
+            "duplicate, also not of an equal one."
         ),
     ] = ()
     time: Annotated[Column | None, doc("The date or timestamp of a row: it decides the window a row belongs to.")] = (
