@@ -61,6 +61,17 @@ class Logits(TwoOutputs):
         return super().forward(x)[1]
 
 
+class Normed(Number):
+    """Batch norm, whose statistics are those of the global batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.number(torch.tanh(self.norm(self.common[0](x))))
+
+
 def mean(model, rows):
     return mse_loss(model(rows["x"]), rows["y"])
 
@@ -116,6 +127,9 @@ TASKS = {
 }
 """By name: the model, what a rank's rows lose by themselves, and the rest of the task."""
 
+NORMED = (Normed, mean, MSE | LABEL)
+NORMED_TAILS = [0, 3, 7]
+
 
 class EndsEarly(TensorSource):
     """Gives a batch less than it says."""
@@ -126,7 +140,7 @@ class EndsEarly(TensorSource):
 
 def trained(name, rows, collective, *, source=TensorSource, **settings):
     """The weights behind one epoch, and its loss."""
-    model, _, options = TASKS[name]
+    model, _, options = NORMED if name == "batch norm" else TASKS[name]
     result = fit(
         Task(model=model, optimizer=SGD, inputs=["x"], **options),
         source(rows, global_batch_rows=BATCH, world=collective.world, shuffle=False),
@@ -180,6 +194,8 @@ def on_a_rank(backend, world):
     collective = open_collective(world, backend=backend)
     results = {(name, tail): trained(name, table(BATCH + tail), collective) for name in TASKS for tail in TAILS}
     results |= {("first", name): trained(name, table(BATCH), collective) for name in TASKS}
+    for tail in NORMED_TAILS:
+        results["batch norm", tail] = trained("batch norm", table(BATCH + tail), collective)
     for tail in TAILS:
         results["accumulated", tail] = trained("mean", table(BATCH + tail), collective, accumulate_steps=2)
     results["ends early"] = trained("mean", table(2 * BATCH + 1), collective, accumulate_steps=3, source=EndsEarly)
@@ -216,6 +232,40 @@ def assert_all_ranks(together, case, wanted):
 def test_a_batch_of_k_rows_is_a_step_of_the_ranks_that_have_some(together, world, name, tail):
     steps = [parts_of(batch, world[0]) for batch in batches_of(table(BATCH + tail))]
     assert_all_ranks(together, (name, tail), by_hand(name, steps))
+
+
+def normed_by_hand(batches, size):
+    """The weights where each rank gives what its own rows add to the gradient of the global mean, by their share."""
+    model = Normed()
+    optimizer = SGD(model.parameters())
+    for batch in batches:
+        parts = [part for part in parts_of(batch, size) if len(part["x"])]
+        copies = [{name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()} for _ in parts]
+        hidden = [
+            part["x"] @ own["common.0.weight"].T + own["common.0.bias"] for part, own in zip(parts, copies, strict=True)
+        ]
+        everybody = torch.cat(hidden)
+        deviation = (everybody.var(0, correction=0) + model.norm.eps).sqrt()
+        loss = torch.zeros(())
+        for part, own, rows in zip(parts, copies, hidden, strict=True):
+            scaled = (rows - everybody.mean(0)) / deviation * own["norm.weight"] + own["norm.bias"]
+            outputs = torch.tanh(scaled) @ own["number.weight"].T + own["number.bias"]
+            loss = loss + (outputs - part["y"]).square().sum() / len(everybody)
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            shares = [len(part["x"]) / len(everybody) for part in parts]
+            by_rank = [
+                torch.zeros_like(parameter) if own[name].grad is None else own[name].grad / share
+                for own, share in zip(copies, shares, strict=True)
+            ]
+            parameter.grad = joined(by_rank)
+        optimizer.step()
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize("tail", NORMED_TAILS)
+def test_statistics_of_the_global_batch_reach_back_to_the_rows_of_each_rank(together, world, tail):
+    assert_all_ranks(together, ("batch norm", tail), normed_by_hand(batches_of(table(BATCH + tail)), world[0]))
 
 
 def test_a_single_row_is_a_step_of_plain_sgd(together):
