@@ -73,6 +73,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
     champion_values = decision.champion.values if decision is not None and decision.champion is not None else {}
     baseline = decision.baseline if decision is not None else None
     rows, model, places = record.rows, record.model, record.places
+    came_to_score = "score" in record.windows or bool(record.predictions)
     return {
         "run_id": record.run_id,
         "pipeline": record.pipeline,
@@ -86,7 +87,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "rows_kept": rows.get("kept"),
         "rows_quarantined": rows.get("quarantined"),
         "rows_duplicate": rows.get("duplicates"),
-        "rows_predicted": sum(record.predictions.values()),
+        "rows_predicted": sum(record.predictions.values()) if came_to_score else None,
         "label": record.evaluated.label if record.evaluated is not None else None,
         "metric": metric,
         "value": challenger_values.get(str(metric)),

@@ -44,6 +44,16 @@ def test_a_run_is_a_row_with_its_columns(table):
     assert (row["version"], row["champion"], row["value"], row["report"]) == (4, 3, None, None)
 
 
+def test_rows_of_steps_that_a_run_did_not_come_to_are_null(table):
+    ingested, scored = record_of(1), record_of(2)
+    ingested.rows = scored.rows = {"read": 5, "kept": 3, "quarantined": 1, "duplicates": 1}
+    scored.windows["score"] = ["2026-03-01"]  # which an earlier run predicted
+    for record in (record_of(0), ingested, scored):
+        add_run(table, record)
+    rows = sorted(table.rows().to_pylist(), key=lambda row: row["run_id"])
+    assert [(row["rows_read"], row["rows_predicted"]) for row in rows] == [(None, None), (5, None), (5, 0)]
+
+
 def test_a_run_that_was_judged_tells_both_values(table, record_of_task):
     record = record_of_task("binary", theirs=0.3)
     add_run(table, record)
