@@ -166,14 +166,17 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
         raise ConfigError(f"{target} names the module {module}, which is not there")
     body: list[ast.stmt] = _parsed(module, source, source.read_bytes()).body
     node = _last_called(function, body)
+    is_class = isinstance(node, ast.ClassDef)
     if isinstance(node, ast.ClassDef):
         node = None if node.decorator_list else _last_called("__init__", node.body)
     if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.kwarg is not None:
         return None
+    by_position = node.args.args
+    if is_class and not node.args.posonlyargs:
+        by_position = by_position[1:]  # without self, whatever its name is
     return {
         argument.arg: None if argument.annotation is None else ast.unparse(argument.annotation)
-        for argument in (*node.args.args, *node.args.kwonlyargs)
-        if argument.arg != "self"
+        for argument in (*by_position, *node.args.kwonlyargs)
     }
 
 
