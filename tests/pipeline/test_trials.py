@@ -160,3 +160,10 @@ def test_arguments_that_a_factory_does_not_take_are_refused_before_it_is_importe
     with importable(spec.code):
         whole = trials_of(spec)
     assert all(type(one["model.width"]) is int for one in whole)
+
+
+def test_the_first_argument_of_a_constructor_is_none_that_a_file_can_give_whatever_its_name_is(tmp_path):
+    (tmp_path / "cellar.py").write_text("class Network:\n    def __init__(this, features, width=8): ...\n")
+    made = f"{FILE}code: {tmp_path}\nmodel: {{factory: 'cellar:Network', arguments: {{this: 3}}}}\n"
+    with pytest.raises(PipelineFileError, match=r"model\.arguments\.this is no argument of cellar:Network"):
+        pipeline(text=made)
