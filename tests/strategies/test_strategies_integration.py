@@ -237,13 +237,13 @@ def dropped():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).double()
 
 
-def rows(output, label):
+def counted(output, label):
     """A metric that counts its rows."""
     return float(len(label))
 
 
 SHARED = {
-    "metrics": ({"metrics": {"rows": rows}}, {"max_grad_norm": 0.5}),
+    "metrics": ({"metrics": {"counted": counted}}, {"max_grad_norm": 0.5}),
     "sample weights": ({"sample_weight": "w"}, {"accumulate_steps": 2}),
     "sum": ({"loss": torch.nn.MSELoss(reduction="sum")}, {"scale_lr": True, "max_grad_norm": 0.1}),
 }
@@ -298,7 +298,8 @@ def of_shards(uri, world):
     job = RankJob(task=made, train_uri=uri, batch_size=16, train=TrainConfig(epochs=2), strategy="same rows")
     module = SimpleNamespace(SameRows=SameRows)  # on a rank this file is no module
     registry = sys.modules["sparkdl.strategies"].STRATEGIES  # the rank's own, not the one that came with this
-    with patch.dict(registry, {"same rows": "same_rows:SameRows"}), patch.dict(sys.modules, {"same_rows": module}):
+    with patch.dict(registry, {"same rows": "same_rows:SameRows"}), pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "same_rows", module)  # patch.dict would forget what the training imports
         return run_rank(world, job)
 
 
