@@ -108,7 +108,7 @@ def write_split(
         df: the rows; string columns share one dictionary.
         held_out: the column, true of rows of the second set, false of those of the first, null of those of neither.
         uris: of both sets' directories.
-        columns: those to write, beside labels; all by default.
+        columns: those to write, beside labels; None where ``layout.prepare`` names them.
         labels: the columns that become labels.
         layout: how columns become tensors.
         config: sizes, format and seed.

@@ -191,8 +191,8 @@ def _train(plan: Plan, features: int, label: Label, *, with_model: bool) -> list
     """What a training follows from the number of rows as comments; the file says no more than its network needs."""
     left_out = Train()
     accuracy = "val_accuracy" if label.type == "multiclass" else None
-    made = with_recipe(left_out, plan.train_rows, features, default_network=True, accuracy=accuracy)
-    recipe = recipe_of(left_out, made)
+    settled = with_recipe(left_out, plan.train_rows, features, default_network=True, accuracy=accuracy)
+    recipe = recipe_of(left_out, settled)
     lines = ["train:"] if with_model else ["# train:"]
     for name in ("learning_rate", "num_proc"):
         if with_model and name in recipe:

@@ -197,17 +197,17 @@ class TrialSearch:
 
         It runs on as many ranks as the file says, or one, and with the metric that judges it.
         """
-        made: tuple[PipelineSpec, nn.Module] | ConfigError
+        trial: tuple[PipelineSpec, nn.Module] | ConfigError
         try:
             spec = with_settings(self._spec, self._settings[key])
             ranks, metrics = spec.train.num_proc or 1, metrics_of_trials(spec)
             settings = msgspec.structs.replace(spec.train, num_proc=ranks, metrics=metrics)
             spec = msgspec.structs.replace(spec, train=settings)
-            made = spec, network_of(spec, self._prepared)
+            trial = spec, network_of(spec, self._prepared)
         except ConfigError as error:
-            made = error
-        self._networks[key] = made
-        return made
+            trial = error
+        self._networks[key] = trial
+        return trial
 
     def _train(self, key: str, drawn: Mapping[str, Any]) -> Tried:
         """Train one to its end, and keep what came of it with what was drawn."""
@@ -219,11 +219,11 @@ class TrialSearch:
         emit("step", name="trial", state="started")
         started = time.perf_counter()
         try:
-            made = self._networks.get(key) or self._make(key)
+            trial = self._networks.get(key) or self._make(key)
             del self._networks[key]  # the network is then the fit's alone
-            if isinstance(made, ConfigError):
-                raise made
-            spec, network = made
+            if isinstance(trial, ConfigError):
+                raise trial
+            spec, network = trial
             trained = train(self._spark, spec, self._prepared, key, network, look=look)
             return Tried(trained=trained, seconds=time.perf_counter() - started)
         except SparkdlError as error:
