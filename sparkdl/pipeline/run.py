@@ -89,6 +89,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
             raise outage from error
         raise
     finally:
+        run.release()
         record.seconds, record.steps = time.perf_counter() - started, run.notes
         leave(run)
     return record

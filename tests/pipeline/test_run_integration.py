@@ -15,12 +15,12 @@ import sparkdl
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import parts_of, rows_of
+from sparkdl.pipeline.rows.parts import parts_of, rows_of, with_slots
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import status_of
-from sparkdl.pipeline.steps.shards import prepared_of
+from sparkdl.pipeline.steps.shards import ShardsStep, prepared_of
 from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.pipeline.windows import PARTS
@@ -189,6 +189,36 @@ def test_trees_stop_by_the_rows_that_judge_where_none_are_to_test(spark, cancer,
         trees = boosted(rows, file.spec, prepared, label, count, trained)
         assert trees.trees.values == pytest.approx(record.evaluated.boosted.trees.values)
         assert (trees.rounds, trees.rows) == (record.evaluated.boosted.rounds, record.rows["train"])
+
+
+def test_few_rows_without_a_key_stay_in_memory_until_the_run_ends(spark, cancer, tmp_path, monkeypatch):
+    without_key = f"source={{kind: parquet, path: {cancer[0]}}}"
+    run = Run(Project(pipeline(cancer, tmp_path / "p", without_key, "train.epochs=1")), RunRequest(now=NOW))
+    seen = []
+
+    def in_memory():
+        return with_slots(run.clean(spark), run.spec).storageLevel.useMemory
+
+    def failing(*given):
+        seen.append(in_memory())
+        raise DataError("cut short")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardsStep, "make", failing)
+        with pytest.raises(DataError, match="cut short"):
+            execute(run, spark)
+    assert (seen, in_memory()) == ([True], False)
+    execute(run, spark)
+    assert not in_memory()
+
+    rows = run.clean_to_divide(spark)
+    assert rows is run.clean_to_divide(spark)
+    assert in_memory()
+    run.release()
+    assert not in_memory()
+    monkeypatch.setattr("sparkdl.pipeline.state.run._MOST_VALUES_KEPT", 1000)
+    run.clean_to_divide(spark)
+    assert not in_memory()
 
 
 def test_what_is_refused_leaves_a_record_and_no_model(spark, cancer, tmp_path):

@@ -73,11 +73,32 @@ def _outcomes(window_receipts: Mapping[str, WindowReceipt]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def with_slots(clean: DataFrame, spec: PipelineSpec) -> DataFrame:
+    """The clean rows with the column ``SLOT``, by which a hash divides them; as they are where another split does.
+
+    Args:
+        clean: whole windows, since copies are numbered among all rows of a window.
+        spec: the pipeline.
+    """
+    split = spec.split
+    if not isinstance(split, HashSplit):
+        return clean
+    # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
+    units = [unit_of(clean, spec)] if split.copies == "spread" else _units(clean, spec, without=tuple(spec.label))
+    return clean.withColumn(SLOT, _slot(split, units))
+
+
+def hashes_rows(spec: PipelineSpec) -> bool:
+    """Whether the part of a row follows from all that it holds."""
+    split = spec.split
+    return isinstance(split, HashSplit) and (split.copies == "spread" or not (split.group or spec.source.key))
+
+
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:
     """The clean rows of one part.
 
     Args:
-        clean: the table of clean rows, with ``_window``.
+        clean: the table of clean rows, with ``_window``; with or without slots, see ``with_slots``.
         spec: the pipeline.
         part: which.
         windows: of that part, or some of them.
@@ -92,11 +113,8 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
 def rows_of_parts(clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, Sequence[str]]) -> DataFrame:
     """The clean rows of several parts, to be read at once: the column ``PART`` says of which each row is.
 
-    Some rows may be of none of them, which have null there: where whole rows are hashed, a condition that leaves them
-    out would have Spark hash each row twice.
-
     Args:
-        clean: the table of clean rows, with ``_window``.
+        clean: the table of clean rows, with ``_window``; with or without slots, see ``with_slots``.
         spec: the pipeline.
         windows: of each part, or some of them.
 
@@ -107,8 +125,7 @@ def rows_of_parts(clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, S
 
     rows, conditions = _divided(clean, spec, windows)
     named = [F.when(condition, F.lit(part)) for part, condition in conditions.items()]
-    rows = rows.withColumn(PART, F.coalesce(*named)).drop(SLOT)
-    return rows if _hashes_rows(spec) else rows.where(F.col(PART).isNotNull())
+    return rows.withColumn(PART, F.coalesce(*named)).where(F.col(PART).isNotNull()).drop(SLOT)
 
 
 def _divided(
@@ -117,23 +134,13 @@ def _divided(
     """The rows of the windows of several parts, and the condition of each part."""
     from pyspark.sql import functions as F
 
-    split = spec.split
-    rows = clean.where(F.col(WINDOW).isin(*dict.fromkeys(itertools.chain(*windows.values()))))
-    spread = split if isinstance(split, HashSplit) and split.copies == "spread" else None
-    if spread is not None:  # numbers rows, which no condition can
-        rows = rows.withColumn(SLOT, _slot(spread, [unit_of(rows, spec)]))
+    rows = clean if SLOT in clean.columns else with_slots(clean, spec)
+    rows = rows.where(F.col(WINDOW).isin(*dict.fromkeys(itertools.chain(*windows.values()))))
     conditions: dict[Part, Column] = {}
     for part, names in windows.items():
-        of_part = _condition(clean, spec, part) if spread is None else _of_part(spread, part, F.col(SLOT))
-        of_windows = F.col(WINDOW).isin(*names)
+        of_part, of_windows = _condition(clean, spec.split, part), F.col(WINDOW).isin(*names)
         conditions[part] = of_windows if of_part is None else of_windows & of_part
     return rows, conditions
-
-
-def _hashes_rows(spec: PipelineSpec) -> bool:
-    """Whether the part of a row follows from all that it holds."""
-    split = spec.split
-    return isinstance(split, HashSplit) and (split.copies == "spread" or not (split.group or spec.source.key))
 
 
 def unseen_rows(
@@ -168,7 +175,7 @@ def unseen_rows(
     if isinstance(then, ColumnSplit) and then.column not in rows.columns:
         return ~taught
     if not isinstance(then, HashSplit):
-        condition = _condition(rows, msgspec.structs.replace(spec, split=then), "train")
+        condition = _condition(rows, then, "train")
         return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
     types, labels = columns_of(rows), labels or spec.label
     hashed = then.group or [name for name in columns or types if name not in labels]
@@ -218,16 +225,15 @@ def _of_part(split: HashSplit, part: Part, slot: Column) -> Column:
     return slot.between(round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS) - 1)
 
 
-def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
+def _condition(rows: DataFrame, split: Split | None, part: Part) -> Column | None:
+    """Whether a row of a part's windows is of that part; None where all of them are."""
     from pyspark.sql import functions as F
 
-    split = spec.split
     if isinstance(split, HashSplit):
-        # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
-        return _of_part(split, part, _slot(split, _units(clean, spec, without=tuple(spec.label))))
+        return _of_part(split, part, F.col(SLOT))
     if isinstance(split, ColumnSplit):
-        if split.column not in clean.columns:
-            raise SchemaError(f"split.column names {split.column!r}, the rows have {clean.columns}: name one of these")
+        if split.column not in rows.columns:
+            raise SchemaError(f"split.column names {split.column!r}, the rows have {rows.columns}: name one of these")
         column = F.col(quoted(split.column)).cast("string")
         values = list(map(spelled, getattr(split, part)))
         return column.isin(*values) if values else F.lit(False)

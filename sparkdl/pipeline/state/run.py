@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,6 +14,7 @@ from sparkdl.errors import BundleError
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.observe import emit
+from sparkdl.pipeline.rows.parts import hashes_rows, with_slots
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec import PipelineSpec
@@ -28,6 +30,10 @@ from sparkdl.tables.table import AppTransaction, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_MOST_VALUES_KEPT = 20_000_000
+"""Values of clean rows, 160 MB of numbers, up to which Spark keeps them in memory."""
+_LARGE_TYPES = {"binary", "array", "map", "struct", "variant"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,8 @@ class Run:
         self._champion: list[ModelVersion | None] | None = None
         self._windows: tuple[Mapping[str, Receipt], Mapping[str, WindowReceipt]] | None = None
         self._clean: tuple[Mapping[str, Receipt], DataFrame] | None = None
+        self._divided: tuple[Mapping[str, Receipt], DataFrame] | None = None
+        self._in_memory: DataFrame | None = None
 
     @property
     def spec(self) -> PipelineSpec:
@@ -167,6 +175,30 @@ class Run:
         if self._clean is None or self._clean[0] is not receipts:
             self._clean = receipts, self.project.tables.table("clean").read(spark)
         return self._clean[1]
+
+    def clean_to_divide(self, spark: SparkSession) -> DataFrame:
+        """The same rows with their slots, see ``with_slots``.
+
+        Where all that a row holds is hashed, few rows are kept in memory until the run ends: some ten passes ask which
+        rows are of a part, and Spark takes as long to hash 500 columns as to read them.
+        """
+        receipts = self.receipts.of("ingest")
+        if self._divided is None or self._divided[0] is not receipts:
+            self.release()
+            clean, rows = self.clean(spark), sum(receipt.kept for receipt in self.windows().values())
+            large = any(field.dataType.typeName() in _LARGE_TYPES for field in clean.schema.fields)
+            divided = with_slots(clean, self.spec)
+            if hashes_rows(self.spec) and not large and rows * len(clean.columns) <= _MOST_VALUES_KEPT:
+                self._in_memory = divided.persist()
+            self._divided = receipts, divided
+        return self._divided[1]
+
+    def release(self) -> None:
+        """Let go of the rows that are kept in memory; a session that is gone has done so."""
+        if self._in_memory is not None:
+            with suppress(Exception):
+                self._in_memory.unpersist()
+        self._divided = self._in_memory = None
 
     def champion(self) -> ModelVersion | None:
         """The version that the alias points to, as ``look_again`` last saw it."""

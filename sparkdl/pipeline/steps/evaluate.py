@@ -56,7 +56,7 @@ class EvaluateStep(LearningStep):
         from sparkdl.pipeline.work.boosting import TreeRows, boosted, tree_rows
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
-        spec, clean, prepared = run.spec, run.clean(spark), prepared_of(run, parts, spark)
+        spec, clean, prepared = run.spec, run.clean_to_divide(spark), prepared_of(run, parts, spark)
         trusted, trained = run.project.trusted, TrainStep().kept(run, parts)
         against = judged_against(run, publish_inputs(run, parts) or {})
         versions = run.registry.list(str(spec.publish.name))

@@ -67,7 +67,7 @@ class FeaturesStep(LearningStep):
             features, labels = champions_features(run.spec, champion)
             return FittedFeatures(features=features.to_json(), labels=labels.labels, start=champion.uri)
         windows = {name: run.windows()[name] for name in parts.train}
-        features, labels = fit_features(run.project, run.clean(spark), windows)
+        features, labels = fit_features(run.project, run.clean_to_divide(spark), windows)
         return FittedFeatures(features=features.to_json(), labels=labels.labels)
 
     def tell_result(self, run: Run, parts: Parts) -> None:

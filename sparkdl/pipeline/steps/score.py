@@ -84,9 +84,11 @@ class ScoreStep(Step):
         champion, record, table = run.champion(), run.record, run.project.predictions
         assert champion is not None
         partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
-        content, clean = _content(run), run.clean(spark)
-        windows, part = list(partitions), run.spec.score.window
-        rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, run.spec, part, windows)
+        content, windows, part = _content(run), list(partitions), run.spec.score.window
+        if part == "all":
+            rows = run.clean(spark).where(F.col(WINDOW).isin(*windows))
+        else:
+            rows = rows_of(run.clean_to_divide(spark), run.spec, part, windows)
         frame = _predicted(run, rows, champion)
         with replacing(run.receipts, self.name, stale.keys) as new_receipts:
             replaced = [{WINDOW: name} for name in windows]

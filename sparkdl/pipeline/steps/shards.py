@@ -55,7 +55,7 @@ class ShardsStep(LearningStep):
         start_torch_daemon(spark)  # a training follows
         features, labels, _ = features_of(run, parts)
         windows: dict[Part, tuple[str, ...]] = {"train": parts.train, "validate": parts.validate}
-        return cut_shards(run.project, run.clean(spark), windows, features, labels, key, run.check_lease)
+        return cut_shards(run.project, run.clean_to_divide(spark), windows, features, labels, key, run.check_lease)
 
     def tell_result(self, run: Run, parts: Parts) -> None:
         """How many rows train and validate."""

@@ -72,7 +72,7 @@ class TrainStep(LearningStep):
                 for trial, settings in trials_by_key(run.project, prepared.key).items()
             ]
             trained = best_of(spec, tried)
-        clean, content = run.clean(spark), run.content()
+        clean, content = run.clean_to_divide(spark), run.content()
         rows = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
         return replace(
             trained,

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.expect import columns_of
-from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
+from sparkdl.pipeline.rows.parts import PART, hashes_rows, rows_of, rows_of_parts, unseen_rows, with_slots
 from sparkdl.pipeline.windows import WINDOW
 
 TEXT = """
@@ -124,6 +124,36 @@ def counts_of(frame, spec, windows=("all",)):
         part: Counter((row["x"], row["y"]) for row in rows_of(frame, spec, part, windows).collect())
         for part in ("train", "validate", "score")
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "by_content"),
+    [
+        ("split.seed=3", True),
+        ("split.copies=spread", True),
+        ("split.group=x", False),
+        ("source.key=[x, z]", False),
+        ("split={by: column, column: fold, train: [a], validate: [b], score: [c]}", False),
+    ],
+)
+def test_rows_of_a_part_are_the_same_with_slots_that_were_known_before(spark, override, by_content):
+    columns = "id AS x", "id % 2 = 0 AS y", "id % 3 AS z", "substr('abcd', CAST(id % 4 AS INT) + 1, 1) AS fold"
+    frame = spark.range(900).selectExpr(*columns, f"if(id < 300, 'one', 'all') AS {WINDOW}")
+    spec = loads(WITHOUT_KEY, [override]).spec
+    assert hashes_rows(spec) == by_content
+    slotted = with_slots(frame, spec)
+    expected = counts_of(frame, spec)
+    assert counts_of(slotted, spec) == expected
+    assert all(expected.values())
+    assert rows_of(slotted, spec, "train", ["all"]).columns == frame.columns
+    windows = {"train": ["all"], "score": ["all"]}
+    together = rows_of_parts(slotted, spec, windows)
+    assert together.columns == [*frame.columns, PART]
+    found = {
+        part: Counter((row.x, row.y) for row in together.where(f"{PART} = '{part}'").collect()) for part in windows
+    }
+    assert found == {part: expected[part] for part in windows}
+    assert together.count() == sum(sum(expected[part].values()) for part in windows)
 
 
 def test_copies_that_differ_in_the_label_alone_stay_together_whatever_it_is(spark):
