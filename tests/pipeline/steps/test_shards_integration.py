@@ -20,7 +20,7 @@ from sparkdl.shards.manifest import Manifest
 
 FILE = """
 name: trips
-root: {root}/p
+root: {rows}-p
 source: {{kind: parquet, path: {rows}, time: at{key}}}
 features: {{x: number, town: category}}
 label: {{y: regression}}
@@ -64,9 +64,9 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", SPLITS)
-def test_each_set_holds_the_labelled_rows_of_its_part(spark, rows, tmp_path, kind):
+def test_each_set_holds_the_labelled_rows_of_its_part(spark, rows, kind):
     key, split, train = SPLITS[kind]
-    text = FILE.format(root=tmp_path, rows=rows / ("keyed" if key else "unkeyed"), key=key, split=split)
+    text = FILE.format(rows=rows / ("keyed" if key else "unkeyed"), key=key, split=split)
     file = loads(text, [f"train.{name}={value}" for name, value in train.items()])
     run = Run(Project(file), RunRequest(now=datetime(2026, 3, 4, tzinfo=UTC), until="shards"))
     record = execute(run, spark)
