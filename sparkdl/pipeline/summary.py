@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.window_receipt import transformed
+from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
@@ -49,8 +50,8 @@ def summary_lines(record: RunRecord) -> Iterator[Line]:
         without = f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
         yield (
             "training",
-            f"{record.rows.get('train', 0):,} rows{without}, {trained.ranks} ranks ({trained.backend}), "
-            f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
+            f"{record.rows.get('train', 0):,} rows{without}, {count_of(trained.ranks, 'rank')} "
+            f"({trained.backend}), {count_of(trained.epochs, 'epoch')}{best}, {count_of(trained.steps, 'step')}",
         )
         yield "recipe", _named(trained.recipe)
         for sentence in trained.warnings:
@@ -85,11 +86,14 @@ def _trials(trained: Trained) -> Iterator[Line]:
     stopped = sum(trial.stopped for trial in trained.trials)
     unfinished_text = (f", {failed} failed" if failed else "") + (f", {stopped} stopped early" if stopped else "")
     best = 1 + (trained.chosen or 0)
-    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{unfinished_text}; trial {best} is the best"
+    yield (
+        "search",
+        f"{count_of(len(trained.trials), 'trial')} by {trained.chosen_by}{unfinished_text}; trial {best} is the best",
+    )
     for number, trial in enumerate(trained.trials[:_SHOWN], 1):
         shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in trial.settings.items()}
         outcome = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
-        early = f", stopped after {trial.epochs} epochs" if trial.stopped else ""
+        early = f", stopped after {count_of(trial.epochs, 'epoch')}" if trial.stopped else ""
         yield f"trial {number}", f"{settings_text(shown)}: {outcome}{early}"
     if len(trained.trials) > _SHOWN:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
-from sparkdl.pipeline.init.profile import SKEWED, Kind, Profile, count_of
+from sparkdl.pipeline.init.profile import SKEWED, Kind, Profile
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
+from sparkdl.pipeline.spec.base import count_of
 
 MAX_FEATURES = 2000
 _CODE = re.compile(

@@ -158,11 +158,6 @@ def share_of(part: int, total: int) -> str:
     return f"{percent:.3g} %"
 
 
-def count_of(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _kind(kind: pa.DataType) -> Kind:
     if pa.types.is_boolean(kind):
         return "bool"

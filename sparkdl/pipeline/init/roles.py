@@ -16,8 +16,9 @@ from sparkdl.columns.names import quoted, stands_in_sql
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.init.count import count_hours
-from sparkdl.pipeline.init.profile import Profile, count_of, share_of
+from sparkdl.pipeline.init.profile import Profile, share_of
 from sparkdl.pipeline.spec import prediction_columns
+from sparkdl.pipeline.spec.base import count_of
 
 _ID = re.compile(r"^(id|key|uuid|guid|index|row|rownum|row_?(id|number)|__index_level_0__|unnamed: ?0)$", re.IGNORECASE)
 _SOME_ID = re.compile(r"([_ .-](id|key|uuid|guid|no|nr|number)|(?<=[a-z])(Id|ID|Key|UUID))$|^id[_ .-]|uuid|guid", re.I)

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import count_hours
-from sparkdl.pipeline.init.profile import Profile, count_of, has_value
+from sparkdl.pipeline.init.profile import Profile, has_value
 from sparkdl.pipeline.init.roles import Key, Label, When
 from sparkdl.pipeline.init.table import Sample
+from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.windows import split_by_time
 
 _ENOUGH = 100

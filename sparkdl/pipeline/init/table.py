@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, DataError, SchemaError, first_line
 from sparkdl.pipeline.init.count import count_hours, count_values
-from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.files import partition_root, partition_scalar, partition_types, partition_values
 from sparkdl.pipeline.sources.parquet_times import check_alike, check_types, schema_of, times_of_spark
+from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table

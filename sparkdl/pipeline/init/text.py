@@ -23,7 +23,6 @@ import pyarrow.csv as pacsv
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import count_hours
-from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.table import PACKED, SAMPLE_ROWS, FileRows, ParquetRows, Sample
 from sparkdl.pipeline.init.values import (
     NOTHING,
@@ -40,6 +39,7 @@ from sparkdl.pipeline.init.values import (
     typed,
 )
 from sparkdl.pipeline.sources.files import first_lines, header_names, unpacked
+from sparkdl.pipeline.spec.base import count_of
 from sparkdl.storage import Storage
 
 _BLOCK, _BLOCKS = 1 << 20, 32

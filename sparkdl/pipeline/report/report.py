@@ -34,6 +34,7 @@ from sparkdl.pipeline.report.figures import (
     live_error,
 )
 from sparkdl.pipeline.rows.window_receipt import transformed
+from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Intervals, Live, Trained
@@ -77,7 +78,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_visible
     )
-    texts = (number, sentence, shown, headline, reason, alarms, span, transformed, deleted_text)
+    texts = (number, count_of, sentence, shown, headline, reason, alarms, span, transformed, deleted_text)
     figures = (diagnostic_figures, live_error, learning_curves)
     tables = (metrics, thresholds, confusion, levels, residuals, slices, live_errors, drift_table, drift_reasons,
               epochs, trials, windows, parts, outcomes, predictions, steps)  # fmt: skip

@@ -198,6 +198,11 @@ def spelled(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def command_words(command: str) -> list[str]:
     """The words of a command line; no shell is involved.
 
