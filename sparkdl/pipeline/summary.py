@@ -13,7 +13,7 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
 from sparkdl.pipeline.trials import settings_text
-from sparkdl.pipeline.windows import NO_TIME, PARTS, deleted_text
+from sparkdl.pipeline.windows import PARTS, deleted_text, windows_text
 from sparkdl.storage import size_text
 
 Line = tuple[str, str]
@@ -36,7 +36,7 @@ def summary_lines(record: RunRecord) -> Iterator[Line]:
     yield "why", record.message
     yield "rows", _rows(record)
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in record.warned.items())
-    parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
+    parts = [f"{part} {windows_text(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
     yield "deleted", deleted_text(record.windows.get("deleted", ()), record.windows.get("removed", ()))
     yield "live", "" if record.live is None else _live(record.live)
@@ -72,7 +72,7 @@ def summary_lines(record: RunRecord) -> Iterator[Line]:
         yield "model", f"{record.model['name']} version {record.model['version']}; {stands}"
     if record.predictions:
         rows = sum(record.predictions.values())
-        yield "predictions", f"{rows:,} rows of {_span(list(record.predictions))}"
+        yield "predictions", f"{rows:,} rows of {windows_text(list(record.predictions))}"
     yield "time", _time(record)
     for name in _PLACES:
         yield name, record.places.get(name, "")
@@ -110,7 +110,7 @@ def _rows(record: RunRecord) -> str:
     source_rows = "" if counts is None else f"{counts[0]:,} in the source, {counts[1]:,} after the transform; "
     return (
         f"{source_rows}{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
-        f"{rows['duplicates']:,} duplicates, of {_span(windows)}"
+        f"{rows['duplicates']:,} duplicates, of {windows_text(windows)}"
     )
 
 
@@ -173,17 +173,17 @@ def status_lines(status: Status) -> Iterator[Line]:
         yield "champion", f"{published}: {_metrics(status, champion.metrics)}"
     yield "drift", "" if status.drift is None else _drift(status.drift)
     kept_rows = sum(receipt.kept for receipt in status.done)
-    yield "done", f"{_span([receipt.window for receipt in status.done])}, {kept_rows:,} rows kept"
+    yield "done", f"{windows_text([receipt.window for receipt in status.done])}, {kept_rows:,} rows kept"
     if status.source:
         yield "due", f"cannot be told: {status.source}"
     else:
-        yield "due", _span(status.due) if status.due is not None else f"only Spark can tell: {status.taken_in}"
+        yield "due", windows_text(status.due) if status.due is not None else f"only Spark can tell: {status.taken_in}"
     yield "ahead", _ahead(status.ahead)
     yield "running", "nobody" if status.holder is None else str(status.holder)
 
 
 def _ahead(windows: Sequence[str] | None) -> str:
-    return f"{_span(windows)}: left alone until then" if windows else ""
+    return f"{windows_text(windows)}: left alone until then" if windows else ""
 
 
 def _metrics(status: Status, metrics: Mapping[str, float]) -> str:
@@ -207,8 +207,8 @@ def plan_lines(plan: Plan) -> Iterator[Line]:
         causes: dict[str, list[str]] = {}
         for window, why in plan.due.items():
             causes.setdefault(why, []).append(window)
-        parts = [f"{_span(windows)}: {why}" for why, windows in causes.items()]
-        ingest = "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before"
+        parts = [f"{windows_text(windows)}: {why}" for why, windows in causes.items()]
+        ingest = "; ".join(parts) or f"nothing: {windows_text(plan.unchanged)} as before"
     yield "ingest", ingest + _amount(plan, "ingest")
     yield "deleted", deleted_text(plan.deleted)
     yield "ahead", _ahead(plan.ahead)
@@ -256,12 +256,3 @@ def _cost(plan: Plan) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
-
-
-def _span(windows: Sequence[str]) -> str:
-    """Some windows in a few words: ``3 windows 2026-03-01 to 2026-03-04``."""
-    dated = [name for name in windows if name != NO_TIME]
-    undated = ["rows without a time"] if len(dated) < len(windows) else []
-    if len(dated) > 1:
-        return " and ".join([f"{len(dated)} windows {dated[0]} to {dated[-1]}", *undated])
-    return " and ".join([*(f"window {name}" for name in dated), *undated]) or "no window"

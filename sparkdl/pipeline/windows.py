@@ -100,13 +100,13 @@ def emptied(
     if deleted and not remaining:
         raise DataError(
             f"the source holds no rows{' of any window that has begun' if source_windows else ''}, and the clean rows "
-            f"are of {_count(sorted(held))}: nothing is changed; check what source names, or wait for data"
+            f"are of {windows_text(sorted(held))}: nothing is changed; check what source names, or wait for data"
         )
     forced = {name for name in {*source_windows, *deleted} if again is not None and again[0] <= name <= again[1]}
     if again is not None and not forced - later:
         raise DataError(
-            f"--backfill {again[0]}..{again[1]} names none of the {len(source_windows)} windows of the source, "
-            f"{span(sorted(source_windows))}: name some of these"
+            f"--backfill {again[0]}..{again[1]} names no window of the source, which has "
+            f"{windows_text(sorted(source_windows))}: name some of these"
         )
     days_by_hour = {name[:10] for name in source_windows if len(name) == 13}
 
@@ -126,10 +126,10 @@ def deleted_text(staying: Sequence[str], removed: Sequence[str] = ()) -> str:
         staying: those whose rows stay, in order.
         removed: those whose rows were taken out of the clean rows, in order.
     """
-    parts = [f"{_count(removed)} removed from the clean rows"] if removed else []
+    parts = [f"{windows_text(removed)} removed from the clean rows"] if removed else []
     if staying:
         remedy = f"--backfill {staying[0]}..{staying[-1]} or source.deleted_windows=remove takes them out"
-        parts.append(f"{_count(staying)} of the clean rows that the source no longer holds: {remedy}")
+        parts.append(f"{windows_text(staying)} of the clean rows that the source no longer holds: {remedy}")
     return "; ".join(parts)
 
 
@@ -219,5 +219,10 @@ def span(ordered: Sequence[str]) -> str:
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
-def _count(windows: Sequence[str]) -> str:
-    return f"{len(windows)} windows {span(windows)}" if len(windows) > 1 else f"window {span(windows)}"
+def windows_text(windows: Sequence[str]) -> str:
+    """Some windows, in order, in a few words: ``3 windows 2026-03-01 to 2026-03-04``."""
+    dated = [name for name in windows if name != NO_TIME]
+    undated = ["rows without a time"] if len(dated) < len(windows) else []
+    if len(dated) > 1:
+        return " and ".join([f"{len(dated)} windows {span(dated)}", *undated])
+    return " and ".join([*(f"window {name}" for name in dated), *undated]) or "no window"

@@ -1,4 +1,4 @@
-"""Windows and trainings in a few words."""
+"""A training in a few words."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ import pytest
 from sparkdl.pipeline.report import report_html
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained
-from sparkdl.pipeline.summary import _span, summary_lines
-
-
-@pytest.mark.parametrize(
-    ("windows", "text"),
-    [
-        ([], "no window"),
-        (["all"], "window all"),
-        (["2026-03-01", "2026-03-02", "2026-03-04"], "3 windows 2026-03-01 to 2026-03-04"),
-        (["2026-03-01", "2026-03-02", "none"], "2 windows 2026-03-01 to 2026-03-02 and rows without a time"),
-        (["2026-03-01", "none"], "window 2026-03-01 and rows without a time"),
-        (["none"], "rows without a time"),
-    ],
-)
-def test_windows_in_a_few_words(windows, text):
-    assert _span(windows) == text
+from sparkdl.pipeline.summary import summary_lines
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.windows import NO_TIME, ahead, deleted_text, spans, split_by_time
+from sparkdl.pipeline.windows import NO_TIME, ahead, deleted_text, emptied, spans, split_by_time, windows_text
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]
@@ -23,6 +23,33 @@ def test_what_became_of_deleted_windows_is_said_with_what_can_be_done():
         "2 windows 2026-03-01 to 2026-03-04 of the clean rows that the source no longer holds: "
         "--backfill 2026-03-01..2026-03-04 or source.deleted_windows=remove takes them out"
     )
+
+
+@pytest.mark.parametrize(
+    ("windows", "text"),
+    [
+        ([], "no window"),
+        (["all"], "window all"),
+        (["2026-03-01", "2026-03-02", "2026-03-04"], "3 windows 2026-03-01 to 2026-03-04"),
+        (["2026-03-01", "2026-03-02", "none"], "2 windows 2026-03-01 to 2026-03-02 and rows without a time"),
+        (["2026-03-01", "none"], "window 2026-03-01 and rows without a time"),
+        (["none"], "rows without a time"),
+    ],
+)
+def test_windows_in_a_few_words(windows, text):
+    assert windows_text(windows) == text
+
+
+def test_rows_without_a_time_are_no_window_where_windows_are_told():
+    held = [*DAYS, NO_TIME]
+    ten_days = "10 windows 2026-03-01 to 2026-03-10 and rows without a time"
+    with pytest.raises(DataError, match=f"clean rows are of {ten_days}: nothing"):
+        emptied([], held, now=NOW)
+    for source_windows, text in ((held, ten_days), ([NO_TIME], "rows without a time")):
+        with pytest.raises(DataError, match=f"no window of the source, which has {text}: name"):
+            emptied(source_windows, [], now=NOW, again=("2026-04-01", "2026-04-02"))
+    removed = "window 2026-03-01 and rows without a time removed from the clean rows"
+    assert deleted_text([], ["2026-03-01", NO_TIME]) == removed
 
 
 @pytest.mark.parametrize(
