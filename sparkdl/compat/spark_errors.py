@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ _FOREIGN = re.compile(
     r"Cannot find catalog plugin class for catalog [^\n]*?(?=\.?(?:\n|$))"
 )
 _NO_PYTHON = re.compile(r'Cannot run program "([^"\n]+)": (?:error=\d+, )?([^\n]+)\n[^\0]{0,600}?PythonWorkerFactory')
+_DYING_SECONDS = 2.0
+"""In which a Java that answers no more has ended: its sockets are closed a little before."""
 _CHAINED = re.compile(
     r"^(?:The above exception was the direct cause of|During handling of the above exception, another)", re.MULTILINE
 )
@@ -138,6 +142,28 @@ def jar_error(raised: BaseException) -> errors.ConfigError | None:
     return errors.ConfigError(
         f"a JAR of this session is missing, or was built for another Spark than {sys.modules['pyspark'].__version__} "
         f"({foreign}): look at spark.jars, spark.jars.packages and what spark.sql.extensions and catalogs name"
+    )
+
+
+def java_error(raised: BaseException) -> errors.ClusterError | None:
+    """The error for a Spark whose Java has ended under this process; None where it runs, or if ``raised`` says why.
+
+    py4j then raises what its socket does, a refused connection most often, which names neither Java nor Spark. Under
+    spark-submit this process ends with Java, and Spark Connect has none here. It can go once pyspark says it.
+    """
+    context: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    java: subprocess.Popen[bytes] | None = getattr(getattr(context, "_gateway", None), "proc", None)
+    if java is None or not isinstance(raised, Exception) or isinstance(raised, errors.SparkdlError):
+        return None
+    cut_off = isinstance(raised, OSError) or type(raised).__module__.startswith("py4j.")
+    try:
+        code = java.wait(_DYING_SECONDS if cut_off else 0.0)
+    except subprocess.TimeoutExpired:
+        return None
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+    return errors.ClusterError(
+        f"Spark's Java process on this machine has ended, {how}: it crashed, was killed, or ran out of memory; look "
+        "at what the system says of it, free memory or lower spark.driver.memory if that is the reason, and run again"
     )
 
 

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from sparkdl.compat.interrupts import interrupts_between_calls, interrupts_wait
+from sparkdl.compat.spark_errors import java_error
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
@@ -54,6 +55,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
         LeaseTakenError: another run of the pipeline is active.
         LeaseLostError: another run took over while this one stood still.
         StoreUnavailableError: a store that the run reads or writes does not answer.
+        ClusterError: Spark's Java has ended, or ranks could not be started, or failed.
         SparkdlError: what else was refused or failed; the record says so, too.
     """
     steps = steps_asked_for(run.request.until, train=run.request.train)
@@ -83,10 +85,10 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                     _end(run)
                 clean_up(run)
     except BaseException as error:
-        outage = outage_error(error)
-        record.fail(outage or error)
-        if outage is not None:
-            raise outage from error
+        nobody_answers = outage_error(error) or java_error(error)
+        record.fail(nobody_answers or error)
+        if nobody_answers is not None:
+            raise nobody_answers from error
         raise
     finally:
         run.release()

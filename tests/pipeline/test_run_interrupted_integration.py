@@ -23,7 +23,9 @@ from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
+from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.run import Run, RunRequest
+from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -51,6 +53,22 @@ from sparkdl.pipeline import Pipeline
 done = Pipeline.load(sys.argv[1]).run()
 print(done.outcome, *(note.name for note in done.steps if note.kept))
 """
+WITHOUT_JAVA = """
+import sys
+from pyspark import SparkContext
+from sparkdl.errors import ClusterError
+from sparkdl.pipeline import Pipeline
+from sparkdl.pipeline.steps.features import FeaturesStep
+make = FeaturesStep.make
+def make_without_java(*given):
+    SparkContext._gateway.proc.kill()
+    return make(*given)
+FeaturesStep.make = make_without_java
+try:
+    Pipeline.load(sys.argv[1]).run()
+except ClusterError as error:
+    print(error)
+"""
 
 
 def text_of(folder, root):
@@ -77,12 +95,12 @@ def place(tmp_path):
     return tmp_path
 
 
-def start(place, root):
+def start(place, root, program=PROGRAM):
     file = place / f"{root}.yaml"
     file.write_text(text_of(place, place / root))
     with (place / f"{root}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(file)], cwd=place, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, "-c", program, str(file)], cwd=place, stdout=log, stderr=log, start_new_session=True
         )
 
 
@@ -121,6 +139,17 @@ def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weight
     disturbed, whole = weights(place, "killed-run"), weights(place, "whole-run")
     for name, values in whole.items():
         assert torch.equal(values, disturbed[name]), name
+
+
+def test_a_java_that_ends_while_no_rank_runs_is_told_by_its_name(place):
+    process = start(place, "root", WITHOUT_JAVA)
+    log = place / "root.log"
+    assert process.wait(200) == 0, log.read_text()
+    sentence = log.read_text().splitlines()[-1]
+    assert sentence.startswith("Spark's Java process on this machine has ended, by SIGKILL: it crashed, was killed, or")
+    (file,) = Path(f"{place}/root/killed/runs").glob("*/record.json")
+    record = RunRecord.load(Storage.of(str(file)))
+    assert (record.outcome, record.exit_code, record.message) == ("failed", 2, sentence)
 
 
 @pytest.mark.slow
