@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from pyspark.ml.recommendation import ALS
 from pyspark.sql import SparkSession
 
 from sparkdl.cli import main
+from sparkdl.models.adjusted import AdjustedModel
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.pipeline import Pipeline
@@ -29,6 +31,7 @@ HERE, FIRST = Path(__file__).parent, 10
 def of_towers(bundle: str, users: pd.DataFrame, movies: pd.DataFrame) -> np.ndarray:
     """``(users, movies)`` scores of the champion."""
     loaded = load_bundle(bundle, trusted=["movielens_model"])
+    towers: Any = loaded.model.model if isinstance(loaded.model, AdjustedModel) else loaded.model  # calibrated, or not
     features = features_of(loaded.info, ())
     assert features is not None
 
@@ -45,8 +48,8 @@ def of_towers(bundle: str, users: pd.DataFrame, movies: pd.DataFrame) -> np.ndar
         "seen_mask": torch.tensor([[n < len(one) for n in range(width)] for one in seen]),
     }
     with torch.inference_mode():
-        of_movies = loaded.model.of_movies(torch.tensor(ids("movies", [[movie] for movie in movies.movie]))[:, 0])
-        scores: np.ndarray = (loaded.model.of_user(row) @ of_movies.T).numpy()
+        of_movies = towers.of_movies(torch.tensor(ids("movies", [[movie] for movie in movies.movie]))[:, 0])
+        scores: np.ndarray = (towers.of_user(row) @ of_movies.T).numpy()
     return scores
 
 

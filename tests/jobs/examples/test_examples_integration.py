@@ -65,3 +65,19 @@ def test_what_goes_with_a_basket_is_known_nearly_as_well_as_can_be(spark, tmp_pa
     reached = done.evaluated.decision.challenger.values
     assert reached["auc"] > truth["best"]["auc"] - 0.03
     assert reached["log_loss"] < truth["best"]["log_loss"] + 0.03
+
+
+@pytest.mark.slow
+def test_calibrated_towers_are_ranked_beside_popularity_and_als(spark, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER / "movielens")
+    from jobs.examples.movielens.__main__ import make, recalls
+
+    make(tmp_path, users=60)
+    overrides = [f"root={tmp_path}", f"source.path={tmp_path}/rows", "train.verbose=0", "train.num_proc=1"]
+    pipeline = Pipeline.load(FOLDER / "movielens" / "movielens.yaml", [*overrides, "publish.gate.floors=[]"])
+    record = pipeline.run(spark)
+    assert record.outcome == "promoted", record.message
+    assert record.trained.temperatures["place"] != 1.0
+    shares = recalls(spark, tmp_path / "rows" / "part-00000.parquet", pipeline.status().champion.uri)
+    assert set(shares) == {"two towers", "popularity", "ALS"}
+    assert all(0 <= share <= 1 for share in shares.values())
