@@ -14,6 +14,7 @@ from sparkdl.pipeline.recipe import recipe_of, settled_train
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec.training import RULES
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt
@@ -28,6 +29,8 @@ from sparkdl.pipeline.windows import Parts, ahead
 StepState = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""
+_MANY_SLOTS = 1_000
+"""A number of slots by which steps are others than on one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +286,11 @@ def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict
 
 
 def _recipe(spec: PipelineSpec, training: Amount) -> dict[str, Any]:
-    """What ``train`` leaves out and no search tries."""
+    """What ``train`` leaves out and no search tries.
+
+    In a file with a batch for each rank and no number of these, steps follow from slots that nobody has asked for yet:
+    the rule stands there instead of a number.
+    """
     if training.rows is None:
         return {}
     filled = settled_train(spec, training.rows)
@@ -291,4 +298,7 @@ def _recipe(spec: PipelineSpec, training: Amount) -> dict[str, Any]:
     recipe = {name: value for name, value in recipe_of(spec.train, filled).items() if name not in searched}
     if filled.num_proc is None and "batch_size" in recipe:
         recipe["batch_size"] = f"{filled.batch_size} of all ranks together"
+    elif filled.num_proc is None:
+        on_many = settled_train(spec, training.rows, slots=_MANY_SLOTS)
+        recipe |= {name: f"({RULES[name]})" for name, value in recipe.items() if getattr(on_many, name) != value}
     return recipe

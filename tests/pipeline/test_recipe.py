@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sparkdl.pipeline.amounts import Amount
+from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.pipeline import Pipeline
+from sparkdl.pipeline.plan import _recipe
 from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, smoothing_of, with_recipe
 from sparkdl.pipeline.spec import Train
 from sparkdl.pipeline.spec.training import RULES
@@ -34,6 +37,23 @@ def test_several_classes_that_accuracy_judges_are_read_more_often_and_the_best_e
     filled = with_recipe(Train(), rows, 10, default_network=True, accuracy="val_accuracy", slots=1)
     assert (filled.epochs, filled.monitor, filled.learning_rate) == (epochs, "val_accuracy", 0.016)
     assert recipe_of(Train(), filled).keys() == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("train", "planned"),
+    [
+        ("epochs: 1, batch_size: 512", {"warmup_steps": "(a twentieth of all steps, 200 at most)"}),
+        ("epochs: 1, batch_size: 512, num_proc: 2", {"warmup_steps": 14}),
+        ("epochs: 1", {"warmup_steps": 27, "batch_size": "512 of all ranks together"}),
+        ("batch_size: 512", {"epochs": f"({RULES['epochs']})", "warmup_steps": f"({RULES['warmup_steps']})"}),
+    ],
+)
+def test_a_plan_says_the_rule_where_steps_follow_from_slots_that_it_does_not_know(train, planned):
+    text = "source: {kind: parquet, path: x}\nfeatures: {x: number}\nlabel: {y: binary}\n"
+    recipe = _recipe(loads(f"{text}train: {{{train}}}").spec, Amount(rows=269_573))
+    names = ("epochs", "batch_size", "warmup_steps")
+    assert {name: recipe[name] for name in names if name in recipe} == planned
+    assert (recipe["decay"], recipe["learning_rate"]) == ("cosine", 0.005)
 
 
 def test_each_name_is_overridden_alone_and_the_others_follow_from_it():
