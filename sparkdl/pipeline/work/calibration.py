@@ -98,6 +98,10 @@ def _inputs(batch: dict[str, torch.Tensor], signature: Signature) -> pa.Table:
 def temperature_of(logits: Floats, labels: Floats, weights: Floats) -> float:
     """The temperature that makes labels most likely, between 0.05 and 50.
 
+    Where every row is right, the likelihood grows without end as the temperature falls, to probabilities of 1 that no
+    number of rows can show: labels are then as sure as that number makes them (Platt 1999, section 2.2), and nothing
+    speaks for a temperature above 1.
+
     Args:
         logits: ``(rows, classes)``.
         labels: ``(rows,)`` numbers of classes.
@@ -106,11 +110,15 @@ def temperature_of(logits: Floats, labels: Floats, weights: Floats) -> float:
     from scipy.optimize import minimize_scalar  # not before it is asked for: it takes a moment to load
     from scipy.special import logsumexp
 
-    chosen = logits[np.arange(len(logits)), labels.astype(np.int64)]
+    chosen, counted = logits[np.arange(len(logits)), labels.astype(np.int64)], weights > 0
+    highest = _HIGHEST
+    if (chosen >= logits.max(axis=1))[counted].all():
+        doubt, highest = 1 / (np.count_nonzero(counted) + 2), 1.0
+        chosen = (1 - doubt) * chosen + doubt * logits.mean(axis=1)
 
     def loss(log_temperature: float) -> float:
         scale = np.exp(-log_temperature)
         return float(np.average(logsumexp(scale * logits, axis=1) - scale * chosen, weights=weights))
 
-    minimum = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
+    minimum = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(highest)), method="bounded")
     return float(np.exp(minimum.x))

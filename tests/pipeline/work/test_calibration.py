@@ -47,6 +47,17 @@ def test_labels_that_are_always_right_or_never_leave_it_within_bounds():
     assert temperature_of(logits, np.zeros(50), np.ones(50)) == pytest.approx(50, rel=0.01)
 
 
+@pytest.mark.parametrize(("rows", "logit"), [(250, 2.0), (5_000, 2.0), (250, 4.0)])
+def test_labels_that_are_always_right_are_no_surer_than_their_number_shows(rows, logit):
+    labels = np.arange(rows) % 10.0
+    logits = logit * np.eye(10)[labels.astype(int)]
+    weights, wrong = np.ones(rows + 1), np.zeros((1, 10))
+    weights[-1], wrong[0, 3] = 0.0, 9.0  # one that has no say
+    temperature = temperature_of(np.concatenate([logits, wrong]), np.append(labels, 5.0), weights)
+    sure = softmax(logits / temperature, axis=1).max(axis=1)
+    assert sure == pytest.approx(1 - 0.9 / (rows + 2), rel=1e-6)
+
+
 def test_the_calibration_error_is_the_gap_of_confidence_and_accuracy():
     always = Rows.of("binary", np.array([1.0, 0, 1, 0]), np.full(4, 0.9))
     assert calibration_error(always) == pytest.approx(0.4)
