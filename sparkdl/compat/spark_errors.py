@@ -155,7 +155,7 @@ def java_error(raised: BaseException) -> errors.ClusterError | None:
     java: subprocess.Popen[bytes] | None = getattr(getattr(context, "_gateway", None), "proc", None)
     if java is None or not isinstance(raised, Exception) or isinstance(raised, errors.SparkdlError):
         return None
-    cut_off = isinstance(raised, OSError) or type(raised).__module__.startswith("py4j.")
+    cut_off = isinstance(raised, ConnectionError) or type(raised).__module__.startswith("py4j.")
     try:
         code = java.wait(_DYING_SECONDS if cut_off else 0.0)
     except subprocess.TimeoutExpired:

@@ -138,6 +138,8 @@ def _live(live: Live) -> str:
             f"{live.metric} {last.value(live.metric):.4g}{baseline_text} of {live.label} on {last.measured.rows:,} "
             f"rows of window {last.window} as version {last.version} predicted them{caveat}"
         )
+        if last.unmatched:
+            parts.append(f"{count_of(last.unmatched, 'row')} more have a gap in the key, or are gone")
     waiting = sum(error.waiting > 0 for error in live.windows)
     if waiting:
         parts.append(f"{waiting} windows wait for labels" if waiting > 1 else "1 window waits for labels")

@@ -131,7 +131,7 @@ def test_modules_of_one_pipeline_are_not_taken_for_those_of_another(tmp_path):
         (("2026-3-1", "2026-03-02"), "'2026-3-1' is no day: write it like 2026-03-02"),
         (("2026-03-01T05", "2026-03-02"), "is no day"),
         (("2026-03-02", "2026-03-01"), "ends before it begins"),
-        (("2025-01-01", "2025-01-02"), "names none of the 2 windows"),
+        (("2025-01-01", "2025-01-02"), "names no window of the source, which has 2 windows"),
     ],
 )
 def test_a_backfill_that_means_nothing_is_refused_before_spark_starts(folder, backfill, said):

@@ -383,6 +383,7 @@ def live_errors(live: Live) -> Iterator[Row]:
             ("rows with a label", number(error.measured.rows if error.measured else 0)),
             ("waiting for one", number(error.waiting)),
             ("unknown label", number(error.unknown)),
+            ("no such key", number(error.unmatched)),
             (live.metric, number(error.value(live.metric))),
             ("without a model", number(error.baseline)),
             ("", "trained on it, too low" if error.trained_on else ""),

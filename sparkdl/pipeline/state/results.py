@@ -352,6 +352,7 @@ class LiveError:
         key: of the predictions and the rows that were compared.
         waiting: predicted rows without a label yet; none once these predictions were replaced.
         unknown: predicted rows whose label is none that the version can predict.
+        unmatched: predicted rows whose key no clean row has: it has a gap, or the row is gone.
         measured: over the predicted rows with a label; None where there is none.
         trained_on: whether the version was trained on this very window, so that its error is too low.
         baseline: the metric of the gate of the best guess by the version's training labels; None where these are not
@@ -363,6 +364,7 @@ class LiveError:
     key: str
     waiting: Count
     unknown: Count = 0
+    unmatched: Count = 0
     measured: Measured | None = None
     trained_on: bool = False
     baseline: float | None = None

@@ -204,7 +204,10 @@ def _joined(
     predicted: Sequence[_Predictions],
     version: int,
 ) -> DataFrame:
-    """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``."""
+    """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``.
+
+    ``_missing`` is null where no clean row has the key: it has a gap, or the row is gone.
+    """
     from pyspark.sql import functions as F
 
     from sparkdl.pipeline.work.labels import encoded, row_weight
@@ -232,7 +235,7 @@ def _joined(
         encoded(label.name, label).cast("double").alias("_label"),
         row_weight(run.spec).alias("_weight"),
     )
-    return version_predictions.join(actual, on=[WINDOW, *keys]).drop(*keys)
+    return version_predictions.join(actual, on=[WINDOW, *keys], how="left").drop(*keys)
 
 
 def _error(
@@ -245,6 +248,7 @@ def _error(
 ) -> LiveError:
     from sparkdl.pipeline.work.evaluate import with_quantiles
 
+    predicted_rows, rows = len(rows), rows[rows["_missing"].notna()]
     missing = rows["_missing"].to_numpy(dtype=bool)
     numbers = rows["_label"].to_numpy(dtype=np.float64)
     labelled = ~missing & np.isfinite(numbers)
@@ -266,6 +270,7 @@ def _error(
         key=predictions.key,
         waiting=int(missing.sum()),
         unknown=int((~missing & ~labelled).sum()),
+        unmatched=predicted_rows - len(rows),
         measured=measured,
         trained_on=seen,
         baseline=baseline,

@@ -169,6 +169,18 @@ def test_only_what_has_changed_is_compared_again_and_older_versions_stay(spark, 
     assert strange.windows == second.windows
 
 
+def test_predicted_rows_whose_key_no_clean_row_has_are_counted(spark, tmp_path):
+    shop = Shop(tmp_path, spark, PRICE)
+    rows = keyed().assign(shop=[None] * 3 + ["s"] * 37)
+    shop.predict(rows.assign(prediction=1.0))
+    prices = pd.Series([None] * 5 + [3.0] * 35, dtype=object)
+    clean = rows.assign(trust=1.0, price=prices).drop(index=[18, 19])
+    error_of_a, error_of_b = shop.look(clean, {A: "one", B: "two"}).windows
+    assert (error_of_a.unmatched, error_of_a.waiting, error_of_a.measured.rows) == (5, 2, 13)
+    assert (error_of_b.unmatched, error_of_b.measured.rows) == (0, 20)
+    assert error_of_a.measured.values["rmse"] == 2.0
+
+
 def test_predictions_that_were_replaced_or_removed_wait_for_no_label(spark, tmp_path):
     shop = Shop(tmp_path, spark, PRICE)
     shop.predict(keyed().assign(prediction=1.0))
