@@ -46,7 +46,7 @@ def parts_of(
         DataError: a part that is needed is left without a window.
     """
     if not window_receipts:
-        raise DataError("the source has no rows: wait for data, or correct source")
+        raise DataError("the source has no rows, or none of a window that has begun: wait for data, or correct source")
     windows = [name for name, receipt in window_receipts.items() if receipt.kept and name != NO_TIME]
     if not windows:
         raise DataError(f"there is no window with clean rows{_outcomes(window_receipts)}: check source and expect")

@@ -7,9 +7,10 @@ from collections import Counter
 import msgspec
 import pytest
 
+from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.expect import columns_of
-from sparkdl.pipeline.rows.parts import PART, hashes_rows, rows_of, rows_of_parts, unseen_rows, with_slots
+from sparkdl.pipeline.rows.parts import PART, hashes_rows, parts_of, rows_of, rows_of_parts, unseen_rows, with_slots
 from sparkdl.pipeline.windows import WINDOW
 
 TEXT = """
@@ -18,6 +19,11 @@ features: {x: number}
 label: {y: binary}
 split: {by: hash, train: 0.6, validate: 0.2, score: 0.2}
 """
+
+
+def test_a_source_without_rows_yet_is_told_as_one():
+    with pytest.raises(DataError, match="the source has no rows, or none of a window that has begun: wait"):
+        parts_of(loads(TEXT).spec, {})
 
 
 def ids_of(frame, spec):
