@@ -30,7 +30,7 @@ _RARE = "-7461"
 
 
 def validated(
-    frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: str | None = None
+    frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: Sequence[Column] = ()
 ) -> DataFrame:
     """Add ``_outcome`` and ``_broken`` (the names of what a row broke that warns or fails) to every row.
 
@@ -44,7 +44,7 @@ def validated(
             gathered in several parts.
         expectations: by name.
         key: columns that tell rows apart; without, no row is a duplicate.
-        newest: the column by which the newest of rows with one key stays.
+        newest: the order by which the newest of rows with one key stays.
 
     Raises:
         ConfigError: a condition is no SQL over these columns.
@@ -74,9 +74,7 @@ def validated(
     rows = frame.withColumn(BROKEN, broken_names).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
     if not key:
         return rows
-    order = [F.col(OUTCOME) != KEPT, content_hash(frame)]
-    if newest is not None:
-        order.insert(1, F.col(quoted(newest)).desc_nulls_last())
+    order = [F.col(OUTCOME) != KEPT, *newest, content_hash(frame)]
     gathered = [name for name in (WINDOW, SALT) if name in frame.columns]  # so that rows are not moved once more
     same_key = Window.partitionBy(*gathered, *[F.col(quoted(name)) for name in key]).orderBy(*order)
     keyed = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in key])

@@ -66,9 +66,7 @@ def window_column(frame: DataFrame, section: SourceSection, partition_is_text: b
     elif kind == "date" and section.every == "day":
         text = column.cast("string")
     elif kind == "string":
-        padded = F.trim(column)
-        for short, long in _PADDED:
-            padded = F.regexp_replace(padded, short, long.replace("\\", "$"))
+        padded = _padded(column)
         letters = F.translate(F.substring(padded, 1, _LENGTHS[section.every]), " ", "T")
         # as ltz: what a plain timestamp is, the session's settings decide
         instant = _of_instant(padded.try_cast("timestamp_ltz"), section)
@@ -89,6 +87,32 @@ def _of_instant(column: Column, section: SourceSection) -> Column:
     hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
     day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
     return day if section.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
+
+
+def newest_first(frame: DataFrame, name: str) -> list[Column]:
+    """The order of rows by the column that says when they happened, the newest first, those without a time last.
+
+    Texts are ordered by the moments that they tell, those without an offset as if they were UTC; then by their letters,
+    a day without a time among them.
+    """
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(name))
+    if frame.schema[name].dataType.typeName() != "string":
+        return [column.desc_nulls_last()]
+    padded = _padded(column)
+    with_offset = F.when(padded.rlike(_WITH_OFFSET), padded).otherwise(F.concat(padded, F.lit("Z")))
+    return [with_offset.try_cast("timestamp_ltz").desc_nulls_last(), column.desc_nulls_last()]
+
+
+def _padded(column: Column) -> Column:
+    """A text with months and days of two digits, and nothing before an offset but whole seconds."""
+    from pyspark.sql import functions as F
+
+    padded = F.trim(column)
+    for short, long in _PADDED:
+        padded = F.regexp_replace(padded, short, long.replace("\\", "$"))
+    return padded
 
 
 def window_of(text: str, section: SourceSection) -> str:

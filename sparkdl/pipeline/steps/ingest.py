@@ -30,6 +30,7 @@ from sparkdl.pipeline.rows.validate import QUARANTINE, clean_columns, fingerprin
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
+from sparkdl.pipeline.sources.window_column import newest_first
 from sparkdl.pipeline.state.evaluator import Stale, Step, stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
@@ -42,7 +43,7 @@ from sparkdl.tables.staged import StagedWrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION = 4
+VERSION = 5
 """The version of how rows are validated and hashed; raise it when that changes."""
 _DECIDING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.timestampType", "spark.sql.legacy.")
 """Settings of Spark, or how their names begin, that decide which values the rows of a source have."""
@@ -268,7 +269,8 @@ def ingest(spark: SparkSession, run: Run) -> list[WindowReceipt]:
         raise SchemaError(f"the rows have a column {reserved[0]}, which the pipeline adds: rename it in the transform")
     checksum, rows = RowChecksum(), prepared
     if files is None:
-        newest = spec.source.time if spec.source.time in prepared.columns else None
+        time = spec.source.time
+        newest = newest_first(prepared, time) if time is not None and time in prepared.columns else []
         largest = max(row_counts.get(name, 0) for name in due)
         gathered = _gathered(checksum.observe(prepared), run, largest, len(due))
         rows = validated(gathered, spec.expect, spec.source.key, newest)

@@ -6,6 +6,7 @@ import pytest
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.expect import BROKEN, OUTCOME, Outcomes, check_shares, content_hash, validated
+from sparkdl.pipeline.sources.window_column import newest_first
 from sparkdl.pipeline.spec import Expectation
 
 CHECKS = {
@@ -21,7 +22,9 @@ def test_a_row_is_refused_for_its_first_reason_and_counts_for_all_that_fail_a_ru
         "SELECT * FROM VALUES (0, 5, 'd', NULL), (1, 5, 'd', NULL), (2, NULL, 'd', NULL), (3, 500, 'none', NULL), "
         "(4, NULL, 'd', 'x'), (0, 1000, 'd', NULL) AS t(id, amount, _window, _malformed)"
     )
-    found = validated(rows, CHECKS, ("id",), "amount").select("id", "amount", OUTCOME, BROKEN).collect()
+    found = (
+        validated(rows, CHECKS, ("id",), newest_first(rows, "amount")).select("id", "amount", OUTCOME, BROKEN).collect()
+    )
     assert {(row.id, row.amount): (row[OUTCOME], sorted(row[BROKEN])) for row in found} == {
         (0, 1000): ("", ["small"]),
         (0, 5): ("duplicate", []),

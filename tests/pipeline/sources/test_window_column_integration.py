@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sparkdl.pipeline.sources.window_column import window_column, window_of
+from sparkdl.pipeline.sources.window_column import newest_first, window_column, window_of
 from sparkdl.pipeline.spec.source import SqlSource
 from sparkdl.pipeline.windows import NO_TIME, ahead
 
@@ -85,3 +85,29 @@ def test_a_moment_before_the_first_year_is_in_no_window(spark, column, every):
     frame = spark.sql(f"SELECT {column} AS at")
     source = SqlSource(query="SELECT 1", time="at", every=every)
     assert frame.select(window_column(frame, source)).first()[0] == NO_TIME
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_the_newest_of_texts_is_the_latest_moment_whatever_its_offset(spark, zone):
+    ordered = [  # as letters, the first of these is the smallest
+        "2026-03-01T08:30:00-08:00",
+        "2026-03-01 16:29:59.5",
+        "2026-03-01T17:15:00+01:00",
+        "2026-03-01T16:14Z",
+        "2026-3-1 16:00:00",
+        "soon",
+        "later",
+        "2026-03-01",
+        None,
+    ]
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        frame = spark.createDataFrame([(text,) for text in sorted(ordered, key=str)], "at string")
+        assert [row.at for row in frame.orderBy(*newest_first(frame, "at")).collect()] == ordered
+        dates = frame.selectExpr("try_cast(at AS timestamp) AS at").where("at IS NOT NULL")
+        assert [row.at for row in dates.orderBy(*newest_first(dates, "at")).collect()] == sorted(
+            (row.at for row in dates.collect()), reverse=True
+        )
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
