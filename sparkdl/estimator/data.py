@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
@@ -26,7 +28,7 @@ from sparkdl.compat.pickles import dumps
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.worker_errors import encodable_errors
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
+from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError, first_line
 from sparkdl.estimator.column_plan import ColumnPlan, plan_columns
 from sparkdl.estimator.fit_spec import FitSpec, Transformation
 from sparkdl.estimator.model_call import check_forms
@@ -88,6 +90,8 @@ def prepare(
         DataError: there are no rows, or nulls.
     """
     rows = _transformed(spec.transformation, df)
+    weight = (spec.roles.weight,) if spec.roles.weight else ()
+    _check_made(spec.transformation, df, rows, (*spec.roles.features, *spec.roles.labels, *weight))
     plan = plan_columns(rows.schema, spec.roles, cases=tells_cases_apart(rows))
     if plan.varying and spec.roles.shapes is not None:  # without, the statistics of the shards tell what varies
         check_forms(built(spec.objects.model), plan.varying)
@@ -263,25 +267,56 @@ def _transformed(transformation: Transformation, df: DataFrame) -> DataFrame:
     fields = {field.name: field for field in df.schema.fields if field.name not in removed}
     for name, dtype, shape, nullable in transformation.edit_fields:
         fields[name] = T.StructField(name, _spark_type(name, dtype, tuple(shape or ())), bool(nullable))
-    columns, names = df.columns, list(fields)
+    columns = df.columns
+    numbers = (T.IntegralType, T.FractionalType, T.BooleanType)
+    types = {
+        name: to_arrow_type(field.dataType) if isinstance(field.dataType, numbers) else None
+        for name, field in fields.items()
+    }
 
     def apply(frames: Any) -> Any:
         with encodable_errors():
             for frame in promptly(frames):
                 frame.columns = columns
-                yield _applied(function, frame, names)
+                yield _applied(function, frame, types)
 
     # Spark's mapInPandas takes a dot in a name for a path into a struct.
     plain = df.toDF(*(f"column_{n}" for n in range(len(columns))))
     return plain.mapInPandas(apply, T.StructType(list(fields.values())))
 
 
-def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> Any:
+def _check_made(transformation: Transformation, df: DataFrame, rows: DataFrame, names: Sequence[str]) -> None:
+    """Refuse columns that a transformation would have to make and is not said to.
+
+    Raises:
+        SchemaError: names the column.
+    """
+    if transformation.function is None:
+        return
+    for name in names:
+        if name in rows.columns:
+            continue
+        if name in df.columns:
+            raise SchemaError(
+                f"column {name!r} is to be trained on, and transformation_removed_fields names it: drop it from one"
+            )
+        raise SchemaError(
+            f"column {name!r} is neither in the frame, {df.columns}, nor in transformation_edit_fields: add it there "
+            "with its dtype where transformation_fn makes it, or correct the name"
+        )
+
+
+def _applied(function: Callable[[Any], Any], frame: Any, types: dict[str, pa.DataType | None]) -> Any:
     """What a user's transformation makes of some rows, on a worker.
+
+    Args:
+        function: the transformation.
+        frame: the rows.
+        types: of the columns that it returns, by name; None of those that hold no numbers.
 
     Raises:
         ConfigError: it raised; names where.
-        SchemaError: it returned no frame with all the columns.
+        SchemaError: it returned no frame with all the columns, or values that are not of a column's type.
     """
     try:
         transformed = function(frame)
@@ -289,14 +324,39 @@ def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> An
         _, user_frame, *_ = *traceback.extract_tb(error.__traceback__), None  # the first frame is this one
         location = f" at {user_frame.filename}:{user_frame.lineno}" if user_frame else ""
         raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{location}: correct it") from error
-    lacking = [name for name in names if name not in getattr(transformed, "columns", ())]
-    if lacking:
-        returned = list(transformed.columns) if hasattr(transformed, "columns") else f"a {type(transformed).__name__}"
+    if not isinstance(transformed, type(frame)):
         raise SchemaError(
-            f"transformation_fn returned {returned} without {lacking}: return them, or name in "
+            f"transformation_fn returned a {type(transformed).__name__}: let it return a pandas DataFrame, also where "
+            "it changes its argument"
+        )
+    lacking = [name for name in types if name not in transformed.columns]
+    if lacking:
+        raise SchemaError(
+            f"transformation_fn returned {list(transformed.columns)} without {lacking}: return them, or name in "
             "transformation_removed_fields what it removes"
         )
-    return transformed[names]
+    for name, kind in types.items():
+        if kind is not None and transformed[name].dtype != kind.to_pandas_dtype():
+            _check_converts(name, transformed[name], kind)
+    return transformed[list(types)]
+
+
+def _check_converts(name: str, values: Any, kind: pa.DataType) -> None:
+    """Refuse numbers that are not of the type that their column has in the frame or in transformation_edit_fields.
+
+    Raises:
+        SchemaError: names the column and both types.
+    """
+    with contextlib.suppress(pa.ArrowException):
+        pa.Array.from_pandas(values, type=kind)
+        return
+    try:
+        pa.Array.from_pandas(values).cast(kind)  # which Spark tries next: it reads texts of numbers
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"transformation_fn returned {name!r} as {values.dtype}, which is not its type {kind} "
+            f"({first_line(error)}): convert it, or name its new dtype in transformation_edit_fields"
+        ) from error
 
 
 def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:

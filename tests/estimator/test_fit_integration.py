@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.compat.spark_errors import task_errors
@@ -235,6 +236,27 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
         estimator(transformation_fn=misnamed).fit(frame)  # Spark would wait for ever for a text that is no UTF-8
     with pytest.raises(SchemaError, match=r"^transformation_fn returned \['b', 'y'\] without \['a', 'c'\]"):
         estimator(transformation_fn=lambda rows: rows[["b", "y"]]).fit(frame)
+
+
+def test_a_transformation_that_returns_something_else_than_it_is_said_to_is_refused_in_a_sentence(frame):
+    def halved(rows):
+        return rows.assign(n=rows["n"] / 2)
+
+    counted = frame.withColumn("n", F.lit(3))
+    given = {"transformation_fn": halved, "feature_cols": ["a", "b", "n"]}
+    refused = r"^transformation_fn returned 'n' as float64, which is not its type int32 \(.* 1\.5.*\): convert it"
+    with pytest.raises(SchemaError, match=refused):
+        estimator(**given).fit(counted)
+    halves = estimator(**given, transformation_edit_fields=[("n", np.float64, (), False)]).fit(counted)
+    assert torch.equal(weights(halves), weights(estimator(**given).fit(frame.withColumn("n", F.lit(3.0)))))
+    assert estimator(**given).fit(frame.withColumn("n", F.lit(4))).summary.training_rows == frame.count()
+    with pytest.raises(SchemaError, match=r"^transformation_fn returned a NoneType: let it return a pandas DataFrame"):
+        estimator(transformation_fn=lambda rows: None).fit(frame)
+    made = {"transformation_fn": lambda rows: rows.assign(z=rows["a"]), "feature_cols": ["a", "b", "z"]}
+    with pytest.raises(SchemaError, match=r"^column 'z' is neither in the frame, .*, nor in transformation_edit_fi"):
+        estimator(**made).fit(frame)
+    with pytest.raises(SchemaError, match=r"^column 'c' is to be trained on, and transformation_removed_fields"):
+        estimator(transformation_fn=lambda rows: rows, transformation_removed_fields=["c"]).fit(frame)
 
 
 def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame, tmp_path, monkeypatch):
