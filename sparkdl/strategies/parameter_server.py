@@ -22,7 +22,7 @@ from sparkdl.collective.backends.solo import LocalGradients
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.signed import secret_of_run
 from sparkdl.config import TrainConfig
-from sparkdl.errors import CheckpointError, ClusterError, ConfigError
+from sparkdl.errors import CheckpointError, ClusterError, ConfigError, UnreachableError
 from sparkdl.launch.addresses import meeting_address, own_address_to
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.launch.wire import Listener, WireError
@@ -394,7 +394,7 @@ class ParameterServer(Strategy):
     def _reconnect(self, server: int, cause: BaseException) -> None:
         """Go to where ``server`` came back, with what it may not have got of this step."""
         if server == 0 or not self.options.tolerant:
-            raise ClusterError(
+            raise UnreachableError(
                 f"rank {server} is gone, and parameter server {server} with it ({cause}): the run goes on from its "
                 "last checkpoint"
             ) from cause

@@ -19,6 +19,7 @@ from sparkdl import observe
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.estimator.elastic import is_transient
 from sparkdl.launch.wire import WireError, connect
 from sparkdl.nn import MixtureOfExperts
 from sparkdl.strategies.base import open_strategy
@@ -283,7 +284,7 @@ def without_a_rank(strategy, dying, at_step, folder, world):
     try:
         result = trained(strategy, world, collective, dense, SGD, each_step=die, folder=folder, window_steps=3)
     except ClusterError as error:
-        result = {"error": str(error)}
+        result = {"error": str(error), "again": is_transient(error)}
     finally:
         observe.set_sink(None)
         collective.close(failed=True)
@@ -358,6 +359,7 @@ def test_the_leader_takes_the_run_with_it(ranks):
     _, *others = ranks.run_at_store([], job, 3)
     for rank in others:
         assert "rank 0 is gone, and parameter server 0 with it" in rank["error"]
+        assert rank["again"]  # as the sentence promises, where max_failures allows another attempt
 
 
 def reach_for_a_server(world):
