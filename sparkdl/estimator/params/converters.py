@@ -123,11 +123,11 @@ def columns(name: str, value: Any) -> list[str]:
 
 
 def numbers_list(name: str, value: Any) -> list[float]:
-    """Finite numbers, at least one of them not zero."""
+    """Finite numbers, at least one of them above 0."""
     good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     if not good or not all(_is_finite(number) for number in value):
         raise _wrong(name, value, "a list of finite numbers")
-    if not any(value):
+    if not any(number > 0 for number in value):
         raise ConfigError(f"{name}={list(value)} leaves nothing to learn: give at least one number above 0")
     return [float(number) for number in value]
 

@@ -98,6 +98,7 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
         ({"input_shapes": [[1, 4]]}, r"\[1, 4\], whose 1 may be the batch .*: write \[-1, 4\] or \[-1, 1, 4\]"),
         ({"input_shapes": [[-1, -1, 3]]}, "only the batch may be -1"),
         ({"loss_weights": [0.0]}, "nothing to learn"),
+        ({"loss_weights": [-1.0, 0.0]}, "at least one number above 0"),
         ({"loss_weights": [float("nan")]}, "a list of finite numbers"),
         ({"loss": 3}, "a function"),
         ({"model": "net"}, "model='net' is a str: give a torch.nn.Module"),
