@@ -1,5 +1,7 @@
 """What Horovod's own tests of its estimator do (its test_spark_torch.py), with the imports changed and nothing else."""
 
+import signal
+
 import pytest
 import torch
 from pyspark.ml.feature import VectorAssembler
@@ -142,7 +144,17 @@ def test_ranks_of_a_backend_that_do_not_know_of_each_other_are_refused(df):
         estimator(None, backend=Silent()).fit(df)
 
 
+@pytest.fixture
+def own_handlers():
+    """Horovod's launcher replaces the handlers of the process that it runs in, and leaves its own: Ctrl-C is lost."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_handlers")
 def test_a_backend_that_launches_with_horovod_trains_what_two_ranks_of_ours_train(df, tmp_path):
     horovod = pytest.importorskip("horovod")
 
