@@ -113,7 +113,7 @@ def test_backfill_names_windows_again(due_of):
     same = dict.fromkeys(DAYS, "a")
     assert due_of(same, same, now=NOW) == []
     assert due_of(same, same, now=NOW, again=("2026-03-03", "2026-03-04")) == ["2026-03-03", "2026-03-04"]
-    with pytest.raises(DataError, match="none of the 10 windows of the source, 2026-03-01 to 2026-03-10"):
+    with pytest.raises(DataError, match="no window of the source, which has 10 windows 2026-03-01 to 2026-03-10"):
         due_of(same, same, now=NOW, again=("2026-04-01", "2026-04-02"))
 
 
