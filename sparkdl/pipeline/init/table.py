@@ -106,8 +106,8 @@ class Rows(ABC):
         """Count all rows by the hour (``2026-03-01T05``) in a column; None where that would take too long."""
 
     def _nothing(self) -> DataError:
-        place = self.source.get("path") or self.source["table"]
-        return DataError(f"{place} has no rows: wait for data, or name another table")
+        address = self.source.get("path") or self.source["table"]
+        return DataError(f"{address} has no rows: wait for data, or name another table")
 
 
 class FileRows(Rows):

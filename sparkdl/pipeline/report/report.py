@@ -290,8 +290,8 @@ def _against(metric: str, value: float | None, other: float | None) -> Cell:
 def thresholds(bins: Sequence[CalibrationBin]) -> Iterator[Row]:
     """What taking all rows from a probability on would give; from the bins, so at their edges."""
     weights, hits = [part.weight for part in bins], [part.weight * part.observed for part in bins]
-    for place, part in enumerate(bins):
-        weight_above, hits_above = sum(weights[place:]), sum(hits[place:])
+    for first, part in enumerate(bins):
+        weight_above, hits_above = sum(weights[first:]), sum(hits[first:])
         yield [
             ("probability from", f"{part.low:.2g}"),
             ("rows in the bin", number(part.rows)),

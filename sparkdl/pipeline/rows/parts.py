@@ -115,6 +115,9 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
 def rows_of_parts(clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, Sequence[str]]) -> DataFrame:
     """The clean rows of several parts, to be read at once: the column ``PART`` says of which each row is.
 
+    Some rows may be of none of them, which have null there: where whole rows are hashed, and not kept in memory, a
+    condition that leaves them out would have Spark hash each row twice.
+
     Args:
         clean: the table of clean rows, with ``_window``; with or without slots, see ``with_slots``.
         spec: the pipeline.
@@ -127,7 +130,8 @@ def rows_of_parts(clean: DataFrame, spec: PipelineSpec, windows: Mapping[Part, S
 
     rows, conditions = _divided(clean, spec, windows)
     named = [F.when(condition, F.lit(part)) for part, condition in conditions.items()]
-    return rows.withColumn(PART, F.coalesce(*named)).where(F.col(PART).isNotNull()).drop(SLOT)
+    rows = rows.withColumn(PART, F.coalesce(*named)).drop(SLOT)
+    return rows if hashes_rows(spec) else rows.where(F.col(PART).isNotNull())
 
 
 def _divided(
