@@ -63,7 +63,7 @@ class SparkdlError(Exception):
         │   ├── PreflightError                the cluster cannot run the job: refused before it starts
         │   ├── WorldSizeError                the number of running ranks is not the number asked for
         │   ├── LaunchTimeoutError            ranks did not start or did not end in time
-        │   ├── UnreachableError              driver and ranks lost each other: another attempt may succeed
+        │   ├── UnreachableError              a rank lost another, or the driver: another attempt may succeed
         │   ├── RankFailedError               a rank raised, or died: names it, its traceback and its last log lines
         │   └── CancelledError                the user interrupted the run
         └── TrainingError (RuntimeError)      the training itself went wrong
@@ -214,7 +214,7 @@ class LaunchTimeoutError(ClusterError):
 
 
 class UnreachableError(ClusterError):
-    """Driver and ranks do not reach each other now; another attempt may succeed, and ``max_failures`` makes one."""
+    """A rank does not reach another, or the driver; another attempt may succeed, and ``max_failures`` makes one."""
 
 
 class CancelledError(ClusterError):

@@ -174,7 +174,7 @@ class Pending(Protocol):
         """Return once its result is in place.
 
         Raises:
-            ClusterError: another rank vanished or did not take part within the timeout.
+            UnreachableError: another rank vanished or did not take part within the timeout.
         """
         ...
 

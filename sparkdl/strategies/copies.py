@@ -29,7 +29,7 @@ class CopiesAverage:
             model; equal in number and shapes on all ranks of ``group``. Those that take no gradients travel once they
             do.
         group: the ranks with copies, of which nobody else makes use while a backward pass goes on.
-        guard: of the collective: turns the errors of its operations into ``ClusterError``.
+        guard: of the collective: turns the errors of its operations into ``UnreachableError``.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from sparkdl.collective.backends.solo import LocalGradients
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.signed import secret_of_run
 from sparkdl.config import TrainConfig
-from sparkdl.errors import CheckpointError, ClusterError, ConfigError, UnreachableError
+from sparkdl.errors import CheckpointError, ConfigError, UnreachableError
 from sparkdl.launch.addresses import meeting_address, own_address_to
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.launch.wire import Listener, WireError
@@ -416,11 +416,11 @@ class ParameterServer(Strategy):
                         lambda: server not in self._workers.alive, _RESTORE_SECONDS
                     )
                 if not is_gone:
-                    raise ClusterError(
+                    raise UnreachableError(
                         f"a rank lost its connection to parameter server {server}, which lives: see the network between"
                     )
                 if server not in self._snapshots:
-                    raise ClusterError(
+                    raise UnreachableError(
                         f"parameter server {server} is gone with its rank, and no checkpoint was taken so far that it "
                         "could come back from: set checkpoint_every"
                     )

@@ -12,7 +12,7 @@ from sparkdl.collective.backends.group import check_reduction, reduced_dtype, wi
 from sparkdl.collective.base import Collective, GradientSync, ReduceOp
 from sparkdl.compat.pickles import dumps
 from sparkdl.config import SyncConfig
-from sparkdl.errors import CheckpointError, ClusterError
+from sparkdl.errors import CheckpointError, UnreachableError
 from sparkdl.launch.wire import load_value
 from sparkdl.world import World
 
@@ -55,13 +55,13 @@ class ServedCollective:
         """Return ``root``'s value.
 
         Raises:
-            ClusterError: it is gone.
+            UnreachableError: it is gone.
         """
         if self._gather is None:
             return self._ranks.broadcast_object(value, root)
         values = self._values(value if self.world.rank == root else None)
         if root not in values:
-            raise ClusterError(f"rank {root} is gone, and had something for the others: see why it ended")
+            raise UnreachableError(f"rank {root} is gone, and had something for the others: see why it ended")
         return values[root]
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparkdl.collective.base import as_bytes
-from sparkdl.errors import ClusterError, SparkdlError
+from sparkdl.errors import ClusterError, SparkdlError, UnreachableError
 from sparkdl.launch.wire import Connection, Listener, WireError, authenticated, connect, dump_value, load_value
 from sparkdl.strategies.all_reduce import fitting
 
@@ -135,13 +135,14 @@ class Server:
 
         Raises:
             ClusterError: the others did not come so far in time, or the optimizer failed.
+            UnreachableError: one of them is gone.
         """
         message = asked.message
         if message["op"] == "restore" and self.restore is not None:
             return Message({"address": self.restore(message["server"])})
         with self.workers.changed:
             if self.workers.lost:
-                raise ClusterError(self.workers.lost)
+                raise UnreachableError(self.workers.lost)
             try:
                 match message["op"]:
                     case "push":
@@ -312,8 +313,10 @@ class Server:
                 f"a parameter server waited {self._seconds:g} s for worker {', '.join(map(str, sorted(missing())))}, "
                 "which lives and pushes nothing: see what it does, or raise the timeout"
             )
-        if failure := self._broken or self.workers.lost:
-            raise ClusterError(failure)
+        if self._broken:
+            raise ClusterError(self._broken)
+        if self.workers.lost:
+            raise UnreachableError(self.workers.lost)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -330,7 +333,7 @@ class Server:
                 try:
                     reply = self.perform(worker, request)
                 except SparkdlError as error:
-                    reply = Message({"error": str(error)})
+                    reply = Message({"error": str(error), "is_lost": isinstance(error, UnreachableError)})
                 if request.message["op"] not in _ANSWERED_LATER:
                     _send(connection, reply)
         except (OSError, WireError) as error:
@@ -367,7 +370,8 @@ class DirectLink:
         return self._answers.pop(0)
 
     def close(self, *, failed: bool) -> None:
-        """There is no connection."""
+        """Leave: whoever waits in this process for this worker, waits no longer."""
+        self._server.workers.leave(self._worker, "it failed" if failed else "")
 
 
 class WireLink:
@@ -391,11 +395,13 @@ class WireLink:
 
         Raises:
             ClusterError: the server could not do it.
-            OSError: it is gone.
+            UnreachableError: a worker is gone.
+            OSError: the server is gone.
         """
         reply = _receive(self._connection)
         if "error" in reply.message:
-            raise ClusterError(str(reply.message["error"]))
+            error = UnreachableError if reply.message["is_lost"] else ClusterError
+            raise error(str(reply.message["error"]))
         return reply
 
     def close(self, *, failed: bool) -> None:

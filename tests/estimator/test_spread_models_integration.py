@@ -198,6 +198,27 @@ def test_a_run_that_lost_a_rank_ends_with_the_weights_of_an_undisturbed_one(fram
     assert list(again.history["loss"]) == list(undisturbed.history["loss"])
 
 
+class RaisesOnce(Callback):
+    """Raises on the last rank, inside of the third epoch, if it finds its marker, which it removes."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def on_step_end(self, run):
+        if run.epoch == 2 and run.world.rank == run.world.size - 1 and Path(self.marker).exists():
+            Path(self.marker).unlink()
+            raise ValueError("of this rank alone")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_a_rank_raised_is_told_before_what_others_say_of_its_end(frame, tmp_path, caplog, strategy):
+    marker = tmp_path / "marker"
+    marker.touch()
+    again = estimator(strategy, tmp_path / "store", max_failures=1, callbacks=[RaisesOnce(str(marker))]).fit(frame)
+    assert "attempt 1 of 2 failed (rank 1 failed: ValueError: of this rank alone" in caplog.text
+    assert len(again.history) == 3
+
+
 class InterruptsDriver(Callback):
     """Leaves the number of each rank's process, then interrupts the driver, as Ctrl-C does."""
 

@@ -122,7 +122,7 @@ class GroupCollective(ABC):
 
     @abstractmethod
     def guard(self, doing: str) -> AbstractContextManager[None]:
-        """Turn the backend's errors inside the block into ``ClusterError``."""
+        """Turn the backend's errors inside the block into ``UnreachableError``."""
 
     @abstractmethod
     def leave(self, *, failed: bool) -> None:

@@ -19,7 +19,7 @@ from sparkdl.collective.backends.horovod_join import await_everyone, init_variab
 from sparkdl.collective.base import Pending, as_bytes
 from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS
 from sparkdl.compat.environment import environment
-from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
+from sparkdl.errors import ClusterError, ConfigError, UnreachableError, WorldSizeError, first_line
 from sparkdl.world import World
 
 SHORT_CYCLE_MS = 1.0
@@ -255,13 +255,13 @@ class HorovodCollective(GroupCollective):
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """Turn Horovod's errors inside the block into ``ClusterError``."""
+        """Turn Horovod's errors inside the block into ``UnreachableError``."""
         try:
             yield
         except (RuntimeError, ValueError) as error:
             if isinstance(error, ClusterError):
                 raise
-            raise ClusterError(
+            raise UnreachableError(
                 f"rank {self._world.rank} lost the other ranks while {doing} ({first_line(error)}): the rank "
                 "that failed first says why"
             ) from error

@@ -20,7 +20,7 @@ from sparkdl.collective.base import Pending
 from sparkdl.collective.rendezvous.torch_store import run_store
 from sparkdl.compat.dtensor_caches import forget_meshes
 from sparkdl.compat.environment import environment
-from sparkdl.errors import ClusterError, ConfigError, WorldSizeError, first_line
+from sparkdl.errors import ClusterError, ConfigError, UnreachableError, WorldSizeError, first_line
 from sparkdl.world import World
 
 # torch.distributed.nn.functional is imported before there is a group. Its functions have the default group of that
@@ -141,13 +141,13 @@ class TorchCollective(GroupCollective):
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """Turn torch's errors inside the block into ``ClusterError``."""
+        """Turn torch's errors inside the block into ``UnreachableError``."""
         try:
             yield
         except (RuntimeError, OSError) as error:
             if isinstance(error, ClusterError):
                 raise
-            raise ClusterError(
+            raise UnreachableError(
                 f"rank {self._world.rank} lost the other ranks while {doing} ({first_line(error)}): the rank that "
                 "failed first says why"
             ) from error

@@ -45,7 +45,7 @@ class Carrier(Protocol):
             weight: of this rank in that mean, which its gradients have been multiplied by; see ``GradientSync``.
 
         Raises:
-            ClusterError: another rank vanished, or did not take part within the timeout.
+            UnreachableError: another rank vanished, or did not take part within the timeout.
         """
         ...
 

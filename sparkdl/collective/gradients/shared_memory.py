@@ -19,7 +19,7 @@ import torch
 
 from sparkdl.collective.base import Ranks
 from sparkdl.collective.gradients.buckets import Bucket
-from sparkdl.errors import ClusterError
+from sparkdl.errors import UnreachableError
 
 LINE_ELEMENTS = 32  # parts start on a cache line of their own, for any dtype of two bytes or more
 SPIN_SECONDS = 200e-6
@@ -114,7 +114,7 @@ class SharedMemoryCarrier:
         mesh.meet()
         for bucket in buckets:
             bucket.flat.copy_(self._slots[bucket][0])
-        with suppress(ClusterError):
+        with suppress(UnreachableError):
             # Nobody waits for this one: a rank that is through with its last step may have hung up by now.
             mesh.signal()
         self._owed = True
@@ -176,7 +176,7 @@ class Mesh:
         Looks for a while before it sleeps: a core that sleeps takes longer to wake than most waits last.
 
         Raises:
-            ClusterError: a rank has ended, or did not signal within the timeout.
+            UnreachableError: a rank has ended, or did not signal within the timeout.
         """
         for rank, peer in self._peers.items():
             try:
@@ -215,8 +215,8 @@ class Mesh:
             peer.close()
         self._peers.clear()
 
-    def _lost(self, rank: int, why: str) -> ClusterError:
-        return ClusterError(
+    def _lost(self, rank: int, why: str) -> UnreachableError:
+        return UnreachableError(
             f"rank {self.rank} lost rank {rank} while they exchanged gradients ({why}): the rank that failed first "
             "says why"
         )

@@ -39,6 +39,7 @@ _FOLLOW_UP = (
     "stop_waiting response is expected",
     "remote process exited",
     "the store of this run at",
+    "unreachableerror:",
 )
 
 

@@ -64,5 +64,6 @@ def test_a_failure_survives_its_journey_in_a_text():
 
 def test_a_peers_complaint_is_known_for_what_it_is():
     assert is_follow_up("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+    assert is_follow_up("UnreachableError: rank 1 is gone: the rank that failed first says why")
     assert is_follow_up("HorovodInternalError: Horovod has been shut down")
     assert not is_follow_up("ValueError: no good")
