@@ -97,7 +97,9 @@ def run_elastic(
             raise ConfigError(
                 f"{name}={counts[name]} and {old_name}={counts[old_name]} name one thing: drop {old_name}"
             )
-    if reset_limit is not None and (not isinstance(reset_limit, int) or reset_limit < 0):
+    if isinstance(reset_limit, bool) or (
+        reset_limit is not None and not (isinstance(reset_limit, int) and reset_limit >= 0)
+    ):
         raise ConfigError(
             f"reset_limit={reset_limit!r} is no number of attempts: give 0 or more, or leave it out for 3"
         )
@@ -106,10 +108,11 @@ def run_elastic(
     slots, limit = slots_of(spark), max_num_proc or max_np
     ranks = num_proc or min(slots, limit or slots)
     least, most = min_num_proc or min_np or ranks, limit or ranks
-    if not 1 <= least <= ranks <= most:
-        raise ConfigError(
-            f"num_proc={ranks} does not lie in min_num_proc={least}..max_num_proc={most}: correct one of them"
-        )
+    if ranks > most:
+        raise ConfigError(f"num_proc={ranks} is above max_num_proc={most}: correct one of them")
+    if least > ranks:
+        first = f"num_proc={num_proc}" if num_proc else f"the {ranks} ranks that there are slots for"
+        raise ConfigError(f"min_num_proc={least} is above {first}: lower it, or begin with more ranks")
     config = launch_config(
         start_timeout=start_timeout,
         env=env,
@@ -136,7 +139,7 @@ def _elastic_timeout(seconds: float | None) -> float:
     text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT")
     name, value = ("elastic_timeout", seconds) if seconds is not None else ("HOROVOD_ELASTIC_TIMEOUT", text or 600)
     try:
-        number = float(value)
+        number = 0.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = 0.0
     if not number > 0:

@@ -32,6 +32,8 @@ def test_what_may_pass_is_tried_again(error, again):
         ({"max_num_proc": 0}, "max_num_proc=0 is no number of ranks"),
         ({"min_num_proc": 1, "min_np": 3}, "min_num_proc=1 and min_np=3 name one thing"),
         ({"reset_limit": "3"}, "reset_limit='3' is no number of attempts"),
+        ({"reset_limit": True}, "reset_limit=True is no number of attempts"),
+        ({"elastic_timeout": True}, "elastic_timeout=True is no number of seconds above 0"),
         ({"elastic_timeout": 0}, "elastic_timeout=0 is no number of seconds above 0"),
         ({"elastic_timeout": "soon"}, "elastic_timeout='soon' is no number of seconds above 0"),
         ({}, "HOROVOD_ELASTIC_TIMEOUT='ten' is no number of seconds above 0"),

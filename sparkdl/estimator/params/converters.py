@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import os
 import sys
@@ -176,6 +177,21 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise _wrong(name, value, "a function")
     return value  # type: ignore[no-any-return]
+
+
+def scheduler(name: str, value: Any) -> Callable[..., Any]:
+    """What makes a scheduler of an optimizer alone."""
+    made = function(name, value)
+    try:
+        inspect.signature(made).bind(None)
+    except ValueError:  # it has no signature
+        pass
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}={getattr(made, '__name__', made)} cannot be called with an optimizer alone ({error}): give a "
+            f"function, such as lambda optimizer: StepLR(optimizer, step_size=10)"
+        ) from None
+    return made
 
 
 def functions(name: str, value: Any) -> list[Callable[..., Any]]:

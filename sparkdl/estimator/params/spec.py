@@ -81,7 +81,7 @@ _WHAT = (
           effect="Hooks of the training loop, called on every rank."),
     _horovod("train_minibatch_fn", None, "function", c.function, json=False,
           effect="Trains one batch: owns zero_grad, backward and step of the optimizer; takes Horovod's arguments."),
-    _ours("lr_scheduler", None, "function", c.function, json=False,
+    _ours("lr_scheduler", None, "function", c.scheduler, json=False,
           effect="From the optimizer to a scheduler of torch.optim.lr_scheduler; stepped once an epoch, or once a"
           " step if "
           "the function's attribute per_step is True."),
