@@ -35,6 +35,7 @@ def exit_status(all_gather, seconds):
     return subprocess.run([sys.executable, "-c", GATHERS, all_gather, str(seconds)], capture_output=True).returncode
 
 
+@pytest.mark.slow
 def test_a_process_outlives_gathers_that_end_at_once():
     assert exit_status("replaced", 5) == 0
 

@@ -30,6 +30,7 @@ def started(tmp_path, options):
     return ended.stdout, loaded.read_text()
 
 
+@pytest.mark.slow
 def test_java_takes_what_fits_and_is_silent_about_what_does_not(tmp_path, monkeypatch):
     if not java_classes.archive().exists():
         pytest.skip("this environment has no archive: python -m sparkdl.compat.java_classes")

@@ -101,11 +101,12 @@ def test_optimizers_train_without_the_compiler():
     run(TRAINS)
 
 
-@pytest.mark.parametrize("wanted", [*WAYS[:2], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[2:])])
+@pytest.mark.parametrize("wanted", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
 def test_whoever_wants_the_compiler_has_the_real_one(wanted):
     run(COMPILES.format(wanted=wanted))
 
 
+@pytest.mark.slow
 def test_threads_that_start_at_once_leave_no_finder_behind():
     run(TWO_THREADS)
 

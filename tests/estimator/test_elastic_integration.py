@@ -30,6 +30,7 @@ def fails_at_first(folder):
     return train(state)
 
 
+@pytest.mark.slow
 def test_an_elastic_function_is_run_again_until_it_ends_or_has_failed_too_often(spark, tmp_path, caplog):
     pytest.importorskip("horovod.torch")
     for name in ("rank1_epoch1", "rank0_epoch2"):

@@ -108,6 +108,7 @@ def test_a_grid_gives_one_model_a_map_in_order_and_writes_shards_once(frame, tmp
     assert not list((tmp_path / "shards").iterdir())
 
 
+@pytest.mark.slow
 def test_parametrized_layers_are_fitted_scored_saved_and_published_with_the_same_numbers(frame, tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.ReLU(), spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 1))

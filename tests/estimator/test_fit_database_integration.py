@@ -55,6 +55,7 @@ def in_order(frame):
     return frame.coalesce(1).sortWithinPartitions("id")
 
 
+@pytest.mark.slow
 def test_shards_are_the_same_to_the_bit(tables, tmp_path):
     file, database = tables
     assert database.rdd.getNumPartitions() == 3

@@ -49,6 +49,7 @@ def weights(model):
     return torch.cat([tensor.flatten() for tensor in model.getModel().state_dict().values()])
 
 
+@pytest.mark.slow
 def test_a_fit_that_learns_nothing_says_so_in_the_log_and_in_its_summary(spark, caplog):
     x = np.random.default_rng(0).normal(size=(3000, 3)).astype("float32")
     table = pd.DataFrame(x, columns=list("abc")).assign(y=x.sum(1) + 5)
@@ -198,6 +199,7 @@ def test_columns_in_horovods_shapes_train_as_one_packed_tensor_does(frame):
     assert torch.allclose(weights(apart.fit(frame)), packed, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_transformations_are_applied_before_rows_become_shards(frame):
     def scaled(rows):
         rows["a"] = rows["a"] * 10
@@ -299,7 +301,8 @@ class Mean(nn.Module):
         return self.scale * (values.float() * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ragged", marks=pytest.mark.slow), "bytes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ragged", "bytes"])
 def test_rows_of_varying_length_reach_a_model_with_their_mask(spark, kind):
     lengths = [1, 2, 3, 5, 8, 4] * 8
     if kind == "ragged":

@@ -67,6 +67,7 @@ def test_a_sorted_frame_trains_the_very_model_of_a_shuffled_one(spark, table, pa
         )
 
 
+@pytest.mark.slow
 def test_folds_of_a_sorted_frame_are_judged_like_those_of_a_shuffled_one(spark, table):
     def judged(frame):
         mae = RegressionEvaluator(labelCol="y", predictionCol="y__output", metricName="mae")

@@ -161,6 +161,7 @@ def test_a_model_that_cannot_be_cut_is_refused_before_a_rank_starts(frame, tmp_p
     refused(BEFORE_RANKS_START[case], frame, tmp_path)
 
 
+@pytest.mark.slow
 def test_ranks_that_choose_train_what_one_rank_trains_and_say_why(frame, tmp_path, capfd):
     def net():
         torch.manual_seed(1)
@@ -186,6 +187,7 @@ class KilledOnce(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_that_lost_a_rank_ends_with_the_weights_of_an_undisturbed_one(frame, tmp_path, caplog, strategy):
     undisturbed = estimator(strategy, tmp_path / "undisturbed").fit(frame)
@@ -231,6 +233,7 @@ class InterruptsDriver(Callback):
             os.kill(self.driver, signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ctrl_c_ends_every_rank_and_the_session_fits_on(frame, tmp_path, capfd, strategy):
     pids = tmp_path / "pids"

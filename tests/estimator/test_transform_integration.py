@@ -289,7 +289,8 @@ def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_
     assert len(split.validationMetrics) == 4
 
 
-@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), pytest.param(nn.BCELoss(), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss()])
 def test_a_binary_classifier_is_judged_by_sparks_evaluators_without_a_cast(vectors, loss, tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(3, 1) if isinstance(loss, nn.BCEWithLogitsLoss) else nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())

@@ -88,6 +88,7 @@ def test_a_search_that_fails_leaves_no_shards(rows, tmp_path):
         search.fit([1, 2])
 
 
+@pytest.mark.slow
 def test_a_search_is_saved_and_loaded_before_it_was_fitted(spark, tmp_path):
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

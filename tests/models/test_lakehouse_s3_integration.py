@@ -43,6 +43,7 @@ def bucket(endpoint, monkeypatch):
     return f"s3://{name}"
 
 
+@pytest.mark.slow
 def test_spark_tasks_write_and_one_commit_shows_it(spark, bucket):
     table = Table(f"{bucket}/features")
     frame = spark.createDataFrame([(i, f"d{i % 3}") for i in range(30)], "id long, day string")

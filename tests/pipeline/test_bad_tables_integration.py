@@ -79,6 +79,7 @@ def strange(tmp_path_factory):
     return folder / "theirs" / "theirs.yaml"
 
 
+@pytest.mark.slow
 def test_numbers_beyond_float32_dates_of_the_year_9999_and_unseen_categories_are_predicted(spark, strange):
     lines = strange.read_text().splitlines()
     assert sum(line.startswith(("  amount", "  ends", "  town", "  late ")) for line in lines) >= 6

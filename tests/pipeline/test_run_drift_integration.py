@@ -70,6 +70,7 @@ def looked_at(done):
     return [note.kept for note in done.steps if note.name == "drift"]
 
 
+@pytest.mark.slow
 def test_a_day_that_drifts_ends_a_run_before_training_and_scoring_or_is_warned_of(spark, sales):
     first = execute(sales.new_run(), spark)
     assert (first.outcome, first.drift.reason) == ("promoted", "there is no champion yet to compare with")

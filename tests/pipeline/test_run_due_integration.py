@@ -71,7 +71,10 @@ def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_c
     assert len(shop.clean) == 9
 
 
-@pytest.mark.parametrize(("by", "cut"), [("time", "clean"), ("time", "receipts"), ("partition", "receipts")])
+@pytest.mark.parametrize(
+    ("by", "cut"),
+    [("time", "clean"), *(pytest.param(by, "receipts", marks=pytest.mark.slow) for by in ("time", "partition"))],
+)
 def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(spark, tmp_path, monkeypatch, by, cut):
     (tmp_path / "orders" / "day=2026-03-18").mkdir(parents=True)
     orders(18).to_parquet(tmp_path / "orders" / "day=2026-03-18" / "rows.parquet", coerce_timestamps="us")

@@ -161,10 +161,11 @@ def table_of(name, folder):
     return [column.replace("/", "_") for column in columns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "label", "floor"),
     [
-        pytest.param("diabetes", "regression", "r2 >= 0.2", marks=pytest.mark.slow),
+        ("diabetes", "regression", "r2 >= 0.2"),
         ("wine", "multiclass", "accuracy >= 0.8"),
     ],
 )

@@ -173,6 +173,7 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
     assert "beats the baseline: no" in taken.message
 
 
+@pytest.mark.slow
 def test_trees_stop_by_the_rows_that_judge_where_none_are_to_test(spark, cancer, tmp_path):
     file = pipeline(cancer, tmp_path / "p", "split={by: hash, train: 0.6, validate: 0.3, score: 0.1}", "train.epochs=1")
     run = Run(Project(file), RunRequest(now=NOW))
@@ -191,6 +192,7 @@ def test_trees_stop_by_the_rows_that_judge_where_none_are_to_test(spark, cancer,
         assert (trees.rounds, trees.rows) == (record.evaluated.boosted.rounds, record.rows["train"])
 
 
+@pytest.mark.slow
 def test_few_rows_without_a_key_stay_in_memory_until_the_run_ends(spark, cancer, tmp_path, monkeypatch):
     without_key = f"source={{kind: parquet, path: {cancer[0]}}}"
     run = Run(Project(pipeline(cancer, tmp_path / "p", without_key, "train.epochs=1")), RunRequest(now=NOW))

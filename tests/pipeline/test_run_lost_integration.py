@@ -126,6 +126,7 @@ def test_predictions_have_the_number_that_a_registry_gives_anew_after_it_was_los
     assert shop.run(None, "train.epochs=2").outcome == "nothing new"
 
 
+@pytest.mark.slow
 def test_a_model_whose_predictions_the_table_cannot_hold_is_not_published(spark, shop):
     shop.run(spark)
     classes = "label={kind: {type: binary, positive: b}}"

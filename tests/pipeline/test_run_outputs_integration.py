@@ -55,6 +55,7 @@ def pipeline(trips, root, label, *overrides):
     return loads(text, overrides)
 
 
+@pytest.mark.slow
 def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     label = "{delay: {type: quantiles, levels: [0.05, 0.5, 0.95]}}"
     file = pipeline(trips, tmp_path / "p", label)
@@ -94,6 +95,7 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     assert decision.beats_baseline
 
 
+@pytest.mark.slow
 def test_amounts_are_learnt_by_their_logarithm_and_predicted_as_they_are(spark, trips, tmp_path):
     label = "{cost: {type: regression, loss: poisson}}"
     search = "search={method: grid, space: {train.learning_rate: [0.01, 0.0001]}}"

@@ -99,6 +99,7 @@ def test_a_run_until_publication_says_what_the_gate_said_and_predicts_nothing(sp
     assert orders.run(spark).outcome == "scored"
 
 
+@pytest.mark.slow
 def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns_nothing(spark, orders):
     with pytest.raises(ConfigError, match=r"orders has no champion in .*: run it once with training"):
         orders.run(None, train=False)

@@ -176,6 +176,7 @@ def test_halving_stops_the_worse_trials_early_and_what_goes_on_is_what_it_would_
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_of_a_few_trials_that_halving_would_all_stop_the_best_is_trained_to_its_end(shop):
     found = shop(HALVING[0].replace("trials: 6", "trials: 3"), "train.epochs=4", "search.slots=1")
     assert found.outcome == "promoted", found.message

@@ -43,6 +43,7 @@ def modules_of_a_worker(spark):
     return {row.name for row in spark.range(0, 1, 1, 1).mapInArrow(loaded, "name string").collect()}
 
 
+@pytest.mark.slow
 def test_workers_of_etl_do_not_wait_for_torch_and_those_of_a_training_have_it(spark, monkeypatch):
     monkeypatch.delenv("SPARKDL_PRELOAD")
     preload = settings_of(loads(FILE.replace("transform: cellar_of_workers:better", "")).spec, None, [])

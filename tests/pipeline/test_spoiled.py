@@ -328,7 +328,7 @@ def other_column(said: dict[str, Any], path: tuple[str, ...]) -> tuple[dict[str,
     return said, right, wrong
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("command", [pytest.param("check", marks=pytest.mark.slow), "run"])
 def test_every_column_that_init_writes_misspelt_is_told_before_spark_starts(inits, command, capsys, monkeypatch):
     def started(spec):
         raise AssertionError("Spark was started")

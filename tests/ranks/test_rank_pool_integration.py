@@ -52,6 +52,7 @@ def sleep(world):
     time.sleep(1000)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run_and_the_next_run_has_others(pool, monkeypatch):
     monkeypatch.setattr("rank_pool.SECONDS_WITHOUT_A_RANK", 1.0)
     earlier = pool.run(process, 3)

@@ -327,6 +327,7 @@ def test_two_stages_train_as_the_whole_model_does(of_ranks, run):
     check(of_ranks(2, run), run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", marked(LONG, QUICK_LONG))
 def test_four_stages_train_as_the_whole_model_does(of_ranks, run):
     check(of_ranks(4, run), run)

@@ -207,7 +207,7 @@ def on_a_rank(backend, world):
 WORLDS = [
     (4, "torch"),
     pytest.param((3, "torch"), marks=pytest.mark.slow),
-    pytest.param((2, "horovod"), marks=NEEDS_HOROVOD),
+    pytest.param((2, "horovod"), marks=[NEEDS_HOROVOD, pytest.mark.slow]),
 ]
 
 

@@ -27,7 +27,11 @@ from sparkdl.world import SOLO
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 HOROVOD = pytest.param(("horovod", 2), marks=NEEDS_HOROVOD)
-GROUPS = [pytest.param(("torch", 2), marks=pytest.mark.slow), ("torch", 3), HOROVOD]
+GROUPS = [
+    pytest.param(("torch", 2), marks=pytest.mark.slow),
+    pytest.param(("torch", 3), marks=pytest.mark.slow),
+    HOROVOD,
+]
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 

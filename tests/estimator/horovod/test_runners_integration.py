@@ -64,7 +64,8 @@ def train_with_torch(steps, scale=1.0):
     return size, model.module.weight.detach()
 
 
-@pytest.mark.parametrize("np_", [2, pytest.param(-2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("np_", [2, -2])
 def test_a_function_written_for_horovod_runner_runs_unchanged_on_tasks_and_on_local_processes(spark, np_):
     pytest.importorskip("horovod.torch")
     result = HorovodRunner(np=np_).run(train_with_horovod, rows=200, epochs=3)
@@ -162,7 +163,7 @@ def notes(project):
     return [json.loads((project / f"out{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_training_file_runs_where_it_lies(spark, project, local):
     script = str(project / "train.py")
     distributor = TorchDistributor(2, local_mode=local, use_gpu=False)

@@ -314,6 +314,7 @@ def test_a_rank_that_freezes_is_named_and_ended(spark, heard):
     assert run(lambda: 1, num_proc=2, spark=spark, config=QUICK) == [1, 1]
 
 
+@pytest.mark.slow
 def test_parameters_of_other_shapes_name_the_ranks_that_differ(spark):
     def train():
         import torch

@@ -61,6 +61,7 @@ def finish(processes):
     return [out for out, _ in outputs]
 
 
+@pytest.mark.slow
 def test_eight_publishers_take_every_number_once(tmp_path, bundle):
     registry = ModelRegistry(str(tmp_path / "registry"))
     outputs = finish([start(PUBLISH, registry.uri, bundle) for _ in range(8)])

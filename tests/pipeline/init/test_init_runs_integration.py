@@ -157,7 +157,9 @@ def check_labels(folder, kind, labels):
         made(folder / str(number), kind, label)
 
 
-@pytest.mark.parametrize(("kind", "label"), FEW)
+@pytest.mark.parametrize(
+    ("kind", "label"), [*FEW[:2], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in FEW[2:])]
+)
 def test_what_init_writes_becomes_shards_as_it_is(spark, tmp_path, kind, label):
     rows_of(spark, tmp_path, kind, label, until="shards")
 

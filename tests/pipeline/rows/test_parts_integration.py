@@ -175,6 +175,7 @@ def test_copies_that_differ_in_the_label_alone_stay_together_whatever_it_is(spar
     }
 
 
+@pytest.mark.slow
 def test_spread_copies_are_dealt_one_by_one(spark):
     spread = loads(WITHOUT_KEY, ["split.copies=spread"]).spec
     frame = spark.range(6000).selectExpr("id % 3 AS x", "id % 5 = 0 AS y", f"'all' AS {WINDOW}")

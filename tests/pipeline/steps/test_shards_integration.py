@@ -38,6 +38,7 @@ SPLITS = {
     "repartitioned": (KEYED, "{by: hash, train: 0.5, validate: 0.3, score: 0.2}", {"partitions_per_process": 2}),
     "in order": (KEYED, "{by: hash, train: 0.5, validate: 0.3, score: 0.2}", {"spread_rows": "false"}),
 }
+QUICK = ("time", "key", "content")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,9 @@ def rows(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", SPLITS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPLITS]
+)
 def test_each_set_holds_the_labelled_rows_of_its_part(spark, rows, kind):
     key, split, train = SPLITS[kind]
     text = FILE.format(rows=rows / ("keyed" if key else "unkeyed"), key=key, split=split)
