@@ -1,7 +1,8 @@
 """The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models | size``.
 
-Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed),
-2 (wrong usage) or 130 (interrupted). The commands of a pipeline exit with the codes of ``pipeline/state/record.py``.
+Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused, as words that mean
+nothing here are, or failed) or 130 (interrupted). The commands of a pipeline exit with the codes of
+``pipeline/state/record.py``.
 Each family of commands has a file; ``words.py`` holds what they share.
 """
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkdl.cli import models, pipelines, shards, size
-from sparkdl.cli.words import add_command
+from sparkdl.cli.words import Parser, add_command
 from sparkdl.errors import SparkdlError
 
 __all__ = ["job", "main"]
@@ -44,9 +45,7 @@ def job(*words: str, arguments: Sequence[str] | None = None) -> int:
         words: the command and options of its own; those of the command line come after them, and win.
         arguments: the command line; None takes this process's.
     """
-    finder = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, usage="%(prog)s --config FILE [options of sparkdl run]"
-    )
+    finder = Parser(add_help=False, allow_abbrev=False, usage="%(prog)s --config FILE [options of sparkdl run]")
     finder.add_argument("--config", metavar="FILE")
     own_options, other_options = finder.parse_known_args(arguments)
     asks_for_help = {"-h", "--help"} & set(other_options)
@@ -60,7 +59,7 @@ def _is_file(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
+    parser = Parser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     pipelines.add_commands(commands)

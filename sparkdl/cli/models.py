@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     """Add them to the parser of ``sparkdl``.
 
     Each prints tables, or one JSON document with ``--json``, in which a number that is not finite is null. Exit codes:
-    0 fine, 1 refused, 2 wrong usage, 3 a bundle that cannot be loaded, 4 an error nobody foresaw, 5 the store did not
+    0 fine, 1 refused, 3 a bundle that cannot be loaded, 4 an error nobody foresaw, 5 the store did not
     answer, 20 not promoted, 30 somebody else was faster, 130 interrupted.
     """
     models = commands.add_parser("models", help="the model registry").add_subparsers(required=True, metavar="ACTION")

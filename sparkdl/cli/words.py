@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
@@ -35,6 +35,15 @@ class Answer:
     value: Any
     view: RenderableType
     code: int = 0
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses words with exit code 1; argparse's 2 means a cluster here, after which schedulers try again."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say how the command is used, and what is wrong."""
+        self.print_usage(sys.stderr)
+        self.exit(1, f"{self.prog}: error: {message}\n")
 
 
 def add_command(parent: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:

@@ -101,10 +101,10 @@ def test_a_lease_that_is_taken_is_exit_code_30_and_says_by_whom(file, capsys):
     assert "run the-other" in capsys.readouterr().err
 
 
-def test_a_span_that_is_none_is_wrong_usage(file, capsys):
+def test_a_span_that_is_none_is_refused_and_no_reason_to_try_again(file, capsys):
     with pytest.raises(SystemExit) as refused:
         main(["run", file, "--backfill", "2026-03-01"])
-    assert refused.value.code == 2
+    assert refused.value.code == 1
     assert "is no span of windows" in capsys.readouterr().err
 
 

@@ -35,8 +35,9 @@ def test_config_names_the_file_wherever_it_stands(file, capsys):
 def test_a_job_without_a_file_is_told_of_config_and_its_help_needs_none(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["jobs/retrain.py"])
     for words in ([], ["--until", "shards"]):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as refused:
             job("run", arguments=words)
+        assert refused.value.code == 1
         assert "retrain.py: error: --config FILE, the pipeline file, is missing" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         job("run", arguments=["--help"])
