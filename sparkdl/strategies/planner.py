@@ -110,6 +110,7 @@ class ModelCosts:
         gradients: bytes of each gradient, in the order in which a backward pass gives them.
         ready: the share of the backward pass behind which each of them is ready.
         parameter_bytes: of all parameters, those included that are not trained.
+        lengths: of each parameter, its first dimension and its bytes; without them, ranks are taken to divide all.
         optimizer_seconds: of a step over all parameters.
         state_bytes: of the optimizer's state of all parameters.
         activation_bytes: kept for the backward pass, by row.
@@ -144,11 +145,20 @@ class ModelCosts:
     overheads: Mapping[str, float | str] = field(default_factory=dict)
     mixtures: Sequence[MixtureCosts] = ()
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
+    lengths: Sequence[tuple[int, int]] = ()
 
     @property
     def gradient_bytes(self) -> int:
         """The bytes of all gradients."""
         return sum(self.gradients)
+
+    def padding(self, shards: int) -> float:
+        """By what ``fully_shard`` multiplies the bytes of the parameters, of which each shard is as long as the first.
+
+        It cuts along the first dimension: of two experts, four ranks hold and send as much as of four.
+        """
+        padded = sum(size * math.ceil(length / shards) * shards / length for length, size in self.lengths)
+        return padded / sum(size for _, size in self.lengths) if self.lengths else 1.0
 
     def seconds(self, rows: float) -> tuple[float, float]:
         """Forward and backward of a batch of ``rows``: on the line through the two measurements next to it."""
@@ -305,6 +315,7 @@ def measure_model(
         overheads=overheads,
         mixtures=_mixtures_of(model, few, input_style),
         splits=splits,
+        lengths=[(len(p), p.nbytes) for p in model.parameters() if p.dim() and p.numel()],
     )
 
 
@@ -987,20 +998,21 @@ def _sharded_step(
 ) -> tuple[float, float, float, float]:
     """``fully_shard``: blocks are gathered before they compute, their gradients reduced behind; copies average."""
     shards, copies = int(mesh.shard or 1), int(mesh.data or 1)
-    passes = 1 if mesh.keep_parameters else 2
-    gather = sum(link.all_gather(block, shards) for block in costs.blocks) * passes
-    scatter = sum(link.all_gather(block, shards) for block in costs.blocks)
-    average = link.all_reduce(costs.gradient_bytes / shards, copies)
+    passes, padding = 1 if mesh.keep_parameters else 2, costs.padding(shards)
+    blocks = [block * padding for block in costs.blocks]
+    gather = sum(link.all_gather(block, shards) for block in blocks) * passes
+    scatter = sum(link.all_gather(block, shards) for block in blocks)
+    average = link.all_reduce(costs.gradient_bytes * padding / shards, copies)
     overhead = _overhead(costs, "zero2" if mesh.keep_parameters else "fsdp")
     share = (shards - 1) / shards
-    sent = costs.parameter_bytes * share * (passes + 1)
-    sent += 2 * costs.gradient_bytes / shards * (copies - 1) / copies
+    sent = sum(blocks) * share * (passes + 1)
+    sent += 2 * costs.gradient_bytes * padding / shards * (copies - 1) / copies
     computing = forward + backward + optimizer
-    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) / shards
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * padding / shards
     if mesh.keep_parameters:
-        memory += costs.parameter_bytes
+        memory += sum(blocks)
     else:
-        memory += 2 * max(costs.blocks)  # the block that computes, and the next one
+        memory += 2 * max(blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers
     return computing + overhead + gather + scatter + average, computing, sent, memory + activations
 

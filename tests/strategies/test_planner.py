@@ -73,6 +73,16 @@ def test_gradients_are_sent_while_the_backward_pass_goes_on():
     assert by_name(link, 2, costs)["all_reduce"].seconds == pytest.approx(0.5 + 0.5 + 0.5 + 0.5 + 0.1)
 
 
+def test_what_ranks_do_not_divide_is_held_and_sent_as_if_they_did():
+    costs = dataclasses.replace(COSTS, lengths=((2, 3_000_000), (4, 1_000_000)))
+    assert costs.padding(2) == 1.0
+    assert costs.padding(4) == 1.75
+    plain, padded = (by_name(SLOW, 4, each)["zero2"] for each in (COSTS, costs))
+    assert padded.sent_bytes == 1.75 * plain.sent_bytes
+    assert padded.memory_bytes - plain.memory_bytes == 0.75 * (16e6 / 4 + 4e6)
+    assert padded.seconds > plain.seconds
+
+
 def test_what_ranks_hold_is_what_the_papers_say():
     wanted = {
         "all_reduce": 16e6,
