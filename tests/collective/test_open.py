@@ -73,6 +73,7 @@ def test_torch_standing_in_for_horovod_is_worth_a_warning(monkeypatch, caplog, i
     assert ("Horovod is not installed" in record.getMessage()) == (not installed)
 
 
+@pytest.mark.slow
 def test_without_horovod_two_ranks_meet_through_torch_and_say_so(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(WITHOUT_HOROVOD)

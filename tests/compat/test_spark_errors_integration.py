@@ -17,6 +17,7 @@ class Echo(nn.Module):
         return x[:, 0]
 
 
+@pytest.mark.slow
 def test_nulls_in_a_prediction_are_a_data_error_also_in_a_session_made_later(spark):
     signature = Signature(
         inputs=(TensorField(name="x", shape=(2,), columns=("a", "b")),), outputs=(TensorField(name="y"),)

@@ -101,7 +101,8 @@ def test_optimizers_train_without_the_compiler():
     run(TRAINS)
 
 
-@pytest.mark.parametrize("wanted", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", WAYS)
 def test_whoever_wants_the_compiler_has_the_real_one(wanted):
     run(COMPILES.format(wanted=wanted))
 

@@ -240,6 +240,7 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
         estimator(transformation_fn=lambda rows: rows[["b", "y"]]).fit(frame)
 
 
+@pytest.mark.slow
 def test_a_transformation_that_returns_something_else_than_it_is_said_to_is_refused_in_a_sentence(frame):
     def halved(rows):
         return rows.assign(n=rows["n"] / 2)
@@ -333,6 +334,7 @@ def test_a_model_without_a_mask_is_refused_before_a_shard_is_written_where_lengt
     assert not list(tmp_path.rglob("*.arrow"))
 
 
+@pytest.mark.slow
 def test_arrays_of_one_length_work_undeclared_and_scoring_refuses_another(spark):
     df = spark.createDataFrame([([float(i % 5)] * 64, float(i % 5)) for i in range(16)], "v array<float>, y float")
     net = nn.Linear(64, 1)

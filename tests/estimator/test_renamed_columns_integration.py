@@ -57,6 +57,7 @@ def test_other_columns_are_read_by_their_place(df, signature):
     assert one(model.setFeatureColumns(["a", "b"]).transform(df)) == 5
 
 
+@pytest.mark.slow
 def test_weights_that_change_in_place_predict_at_once(df):
     model = digits(PAIR)
     copy = model.copy()

@@ -212,6 +212,7 @@ class RaisesOnce(Callback):
             raise ValueError("of this rank alone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_rank_raised_is_told_before_what_others_say_of_its_end(frame, tmp_path, caplog, strategy):
     marker = tmp_path / "marker"

@@ -94,6 +94,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(rows, trained, tmp_p
         tune(functools.partial(linear, store=str(tmp_path / "b")), rows, space, run_id="part", **options | {"seed": 4})
 
 
+@pytest.mark.slow
 def test_settings_that_follow_earlier_ones_are_drawn_as_undisturbed_after_an_interrupt(rows, trained, tmp_path):
     jobs, _ = trained
     space, made = {"lr": Range(1e-5, 0.2, log=True)}, []

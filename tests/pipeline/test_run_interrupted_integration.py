@@ -141,6 +141,7 @@ def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weight
         assert torch.equal(values, disturbed[name]), name
 
 
+@pytest.mark.slow
 def test_a_java_that_ends_while_no_rank_runs_is_told_by_its_name(place):
     process = start(place, "root", WITHOUT_JAVA)
     log = place / "root.log"

@@ -162,6 +162,7 @@ def test_a_plain_path_is_not_looked_for_here_where_the_server_of_spark_connect_i
         assert Storage.of("/data/x").local_path() == Path("/data/x")
 
 
+@pytest.mark.slow
 def test_torch_is_loaded_beside_the_start_of_spark():
     """The thread that loads it may meet the imports of pyspark: both must end."""
     program = (

@@ -64,6 +64,7 @@ def test_a_rank_that_dies_ends_the_run_and_the_next_run_has_others(pool, monkeyp
     assert not set(earlier) & set(pool.run(process, 3))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_between_two_runs_is_missed_by_nobody(pool):
     earlier = pool.run(process, 2)
     os.kill(earlier[1], signal.SIGKILL)

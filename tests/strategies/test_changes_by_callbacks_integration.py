@@ -22,6 +22,7 @@ from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.slow  # all of it follows from one training of two ranks with each strategy
 
 RATE = 0.005
 COMPRESSED = ["bf16", "fp16", "topk(keep=1.0)", "topk(keep=0.1)", "powersgd(rank=2)", "adasum"]

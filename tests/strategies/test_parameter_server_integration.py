@@ -338,6 +338,7 @@ def test_a_server_comes_back_from_the_newest_checkpoint(ranks, tmp_path, stalene
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_has_no_checkpoint_ends_the_run(ranks):
     job = functools.partial(without_a_rank, "parameter_server(servers=2, tolerant=True)", 1, 5, None)
     leader, _, other = ranks.run_at_store([], job, 3)
@@ -354,6 +355,7 @@ def test_a_rank_that_is_gone_ends_the_run_where_nobody_asked_for_less(ranks, tmp
     assert "error" in other
 
 
+@pytest.mark.slow
 def test_the_leader_takes_the_run_with_it(ranks):
     job = functools.partial(without_a_rank, "parameter_server(servers=1, staleness=None, tolerant=True)", 0, 5, None)
     _, *others = ranks.run_at_store([], job, 3)

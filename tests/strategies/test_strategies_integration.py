@@ -60,7 +60,8 @@ OPTIMIZERS = {
 JOBS = [*((name, what) for name in NAMES for what in (*OPTIMIZERS, "best", "accumulated")), *PAIRS]
 """A strategy with an optimizer, one that does something more, or one and the strategy that goes on from it."""
 RING = [*itertools.pairwise([*NAMES, NAMES[0]]), *((name, "groups") for name in SECOND), ("zero2", "accumulated")]
-SLOW = [job for job in JOBS if job not in RING and (job in PAIRS or set(job) & set(SECOND))]
+QUICK = [*RING, *((name, what) for name in ("all_reduce", "zero1") for what in ("groups", "accumulated"))]
+SLOW = [job for job in JOBS if job not in QUICK]
 
 
 def parameters(*jobs):

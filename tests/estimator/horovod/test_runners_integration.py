@@ -74,6 +74,7 @@ def test_a_function_written_for_horovod_runner_runs_unchanged_on_tasks_and_on_lo
     assert np.allclose(result["weight"], [[1, 2, 3]], atol=0.5)
 
 
+@pytest.mark.slow
 def test_zero_takes_every_slot_and_says_that_it_is_deprecated(spark, caplog):
     with caplog.at_level("WARNING", logger="sparkdl"):
         assert HorovodRunner(np=0).run(lambda: int(os.environ["WORLD_SIZE"])) == 2

@@ -121,6 +121,7 @@ def test_what_a_callable_object_does_counts():
     assert described(loss_of(absolute)) == described(loss_of(absolute)) != described(loss_of(square))
 
 
+@pytest.mark.slow
 def test_a_set_is_described_alike_in_every_process():
     """Python gives the texts in a set another order in each."""
     code = f"from sparkdl.train.checkpoint.identity import described; print(described({{*{sorted('abcdefgh')}}}))"

@@ -70,6 +70,7 @@ def test_tensorboard_lacks_no_step_that_a_killed_attempt_had_not_written_out(tas
     assert [step for step, _ in read(folder)["step/loss"]] == list(range(1, 22))
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_a_warm_start_behind_the_run_that_it_starts_from(task, train, source, tmp_path):
     folder, place = tmp_path / "events", str(tmp_path / "run")
     settings = {"tensorboard_dir": str(folder)}
