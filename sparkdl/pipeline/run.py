@@ -21,7 +21,7 @@ from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.session import code_for_workers, open_session, torch_for_workers
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
-from sparkdl.pipeline.state.evaluator import Step, nothing_new, walk
+from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import Outcome, RunRecord
@@ -103,37 +103,47 @@ def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) ->
     attempts: set[tuple[str | None, ...]] = set()
     while True:
         run.look_again()
+        stale: Stale | None = None
         for stale in walk(steps, run, passed):
-            step, keys = stale.step, list(stale.keys.values())
-            if stale:
-                attempt = (step.name, *sorted(stale.keys), *keys)
-                if attempt in attempts:  # a fault of the step's, which would be made for ever
-                    raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
-                attempts.add(attempt)
-                started = time.perf_counter()
-                if step.listed:
-                    emit("step", name=step.name, state="started")
-                if step.loads_torch:
-                    torch_for_workers(spark)
-                worked = step.make(run, spark, stale)
-                if step.name != "trial":  # which notes each trial as it ends
-                    key, seconds = keys[0] if len(keys) == 1 else None, time.perf_counter() - started
-                    run.note(StepNote(name=step.name, key=key or "", kept=not worked, seconds=seconds))
-                if step.looks:  # once a run, whatever it has seen
-                    passed[step.name] = tuple(stale.keys)
-                    step.tell(run)
-                break
-            if passed.get(step.name) != tuple(stale.fresh):  # other windows are learnt from where a label is missing
-                noted = any(note.name == step.name for note in run.notes)
-                if step.name == "ingest" and not noted:
-                    check_columns(spark, run)
-                if step.listed and not step.looks and not noted and (stale.fresh or step.name == "ingest"):
-                    key = stale.fresh[0] if len(stale.fresh) == 1 and step.learns else ""
-                    run.note(StepNote(name=step.name, key=key, kept=True, seconds=0.0))
+            step = stale.step
+            if not stale and passed.get(step.name) != tuple(stale.fresh):  # or others, where labels miss
+                _pass(stale, run, spark)
                 passed[step.name] = tuple(stale.fresh)
-                step.tell(run)
-        else:
+        if not stale:
             return
+        attempt = (stale.step.name, *sorted(stale.keys), *stale.keys.values())
+        if attempt in attempts:  # a fault of the step's, which would be made for ever
+            raise RuntimeError(f"the step {stale.step.name} was made, and is stale again: {list(stale.keys)[:3]}")
+        attempts.add(attempt)
+        _make(stale, run, spark)
+        if stale.step.looks:  # once a run, whatever it has seen
+            passed[stale.step.name] = tuple(stale.keys)
+
+
+def _make(stale: Stale, run: Run, spark: SparkSession) -> None:
+    """Make what is stale of a step, and note what it took."""
+    step, keys, started = stale.step, list(stale.keys.values()), time.perf_counter()
+    if step.listed:
+        emit("step", name=step.name, state="started")
+    if step.loads_torch:
+        torch_for_workers(spark)
+    worked = step.make(run, spark, stale)
+    if step.name != "trial":  # which notes each trial as it ends
+        key, seconds = keys[0] if len(keys) == 1 else None, time.perf_counter() - started
+        run.note(StepNote(name=step.name, key=key or "", kept=not worked, seconds=seconds))
+    if step.looks:
+        step.tell(run)
+
+
+def _pass(stale: Stale, run: Run, spark: SparkSession) -> None:
+    """Note that a step is as it should be, unless this run has made it, and tell the record what it has come to."""
+    step, noted = stale.step, any(note.name == stale.step.name for note in run.notes)
+    if step.name == "ingest" and not noted:
+        check_columns(spark, run)
+    if step.listed and not step.looks and not noted and (stale.fresh or step.name == "ingest"):
+        key = stale.fresh[0] if len(stale.fresh) == 1 and step.learns else ""
+        run.note(StepNote(name=step.name, key=key, kept=True, seconds=0.0))
+    step.tell(run)
 
 
 def _end(run: Run) -> None:
