@@ -430,6 +430,7 @@ def test_no_run_believes_a_receipt_that_lies(narrow):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_no_run_believes_a_receipt_that_lies_in_a_hundred_thousand_states(narrow):
     seen, all_of_them, wrong = explored(Machine(narrow=narrow), 100_000)
