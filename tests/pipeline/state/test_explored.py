@@ -354,8 +354,15 @@ class Machine:
             )  # fmt: skip
         elif run.step == "score":
             window, _, target = name.partition(" in ")
-            artifact, content = world.champion().artifact, books[window].unlabelled
-            facts = Scored(window=window, target=target, content=content, rows=1, version=1, artifact=artifact)
+            champion, content = world.champion(), books[window].unlabelled
+            facts = Scored(
+                window=window,
+                target=target,
+                content=content,
+                rows=1,
+                version=champion.version,
+                artifact=champion.artifact,
+            )
         elif run.step == "drift":
             facts = Looked(drift=None, artifact=world.champion().artifact, thresholds=thresholds_key(world.project))
         elif run.step == "live":
