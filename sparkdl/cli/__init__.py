@@ -2,8 +2,7 @@
 
 Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused, as words that mean
 nothing here are, or failed) or 130 (interrupted). The commands of a pipeline exit with the codes of
-``pipeline/state/record.py``.
-Each family of commands has a file; ``words.py`` holds what they share.
+``pipeline/state/record.py``. Each family of commands has a file; ``words.py`` holds what they share.
 """
 
 from __future__ import annotations

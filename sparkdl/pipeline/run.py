@@ -106,7 +106,8 @@ def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) ->
         stale: Stale | None = None
         for stale in walk(steps, run, passed):
             step = stale.step
-            if not stale and passed.get(step.name) != tuple(stale.fresh):  # or others, where labels miss
+            # Told once, and once more where other windows are learnt from, for want of a label.
+            if not stale and passed.get(step.name) != tuple(stale.fresh):
                 _pass(stale, run, spark)
                 passed[step.name] = tuple(stale.fresh)
         if not stale:

@@ -1005,12 +1005,12 @@ def _sharded_step(
     average = link.all_reduce(costs.gradient_bytes * padding / shards, copies)
     overhead = _overhead(costs, "zero2" if mesh.keep_parameters else "fsdp")
     share = (shards - 1) / shards
-    sent = sum(blocks) * share * (passes + 1)
+    sent = costs.parameter_bytes * padding * share * (passes + 1)
     sent += 2 * costs.gradient_bytes * padding / shards * (copies - 1) / copies
     computing = forward + backward + optimizer
     memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * padding / shards
     if mesh.keep_parameters:
-        memory += sum(blocks)
+        memory += costs.parameter_bytes * padding
     else:
         memory += 2 * max(blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers

@@ -1,11 +1,15 @@
-"""What a worker notices of its weights."""
+"""What a worker notices of its weights, and a server of a worker that leaves."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 import torch
 
+from sparkdl.errors import UnreachableError
 from sparkdl.strategies.parameter_server import sum_of_bits
+from sparkdl.strategies.server import DirectLink, Held, Message, Server, Workers
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
@@ -27,3 +31,22 @@ def test_no_numbers_and_numbers_out_of_order_have_a_sum_of_bits():
     numbers = torch.randn(6, 5)
     assert sum_of_bits(numbers.t()) == sum_of_bits(numbers.t().contiguous())
     assert sum_of_bits(torch.tensor(1.5)) != sum_of_bits(torch.tensor(-1.5))
+
+
+def test_a_failed_rank_leaves_nobody_waiting_for_it_at_the_server_that_it_holds():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    part = Held(parameter=weight, group=0, is_table=False)
+    server = Server([part], torch.optim.SGD([weight], lr=0.1), Workers(2, tolerant=False), 0, seconds=60)
+    raised = []
+
+    def pull():
+        try:
+            server.perform(0, Message({"op": "pull", "clock": 1, "factor": 1.0}))
+        except UnreachableError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=pull)
+    waiting.start()
+    DirectLink(server, 1).close(failed=True)
+    waiting.join(30)
+    assert raised == ["rank 1 is gone (it failed): the rank that failed first says why"]

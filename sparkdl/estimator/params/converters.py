@@ -181,17 +181,17 @@ def function(name: str, value: Any) -> Callable[..., Any]:
 
 def scheduler(name: str, value: Any) -> Callable[..., Any]:
     """What makes a scheduler of an optimizer alone."""
-    made = function(name, value)
+    factory = function(name, value)
     try:
-        inspect.signature(made).bind(None)
+        inspect.signature(factory).bind(None)
     except ValueError:  # it has no signature
         pass
     except TypeError as error:
         raise ConfigError(
-            f"{name}={getattr(made, '__name__', made)} cannot be called with an optimizer alone ({error}): give a "
-            f"function, such as lambda optimizer: StepLR(optimizer, step_size=10)"
+            f"{name}={getattr(factory, '__name__', factory)} cannot be called with an optimizer alone ({error}): give "
+            f"a function, such as lambda optimizer: StepLR(optimizer, step_size=10)"
         ) from None
-    return made
+    return factory
 
 
 def functions(name: str, value: Any) -> list[Callable[..., Any]]:
