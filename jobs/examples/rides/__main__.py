@@ -3,7 +3,6 @@
 Besides ``--days N`` and ``--rows-per-day N`` it takes options of ``sparkdl run``, whose exit code it has.
 """
 
-import argparse
 import os
 import sys
 from datetime import UTC, datetime
@@ -12,11 +11,12 @@ from pathlib import Path
 from ride_maker import best_rmse, make_rides
 
 from sparkdl.cli import main
+from sparkdl.cli.words import Parser
 from sparkdl.pipeline import Pipeline
 
 if __name__ == "__main__":
     here, began = Path(__file__).parent, datetime.now(UTC).isoformat(timespec="seconds")
-    parser = argparse.ArgumentParser(prog="rides", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="rides", description=__doc__, allow_abbrev=False)
     parser.add_argument("--days", type=int, help="days there shall be, 17 at first: one more lets a new day arrive")
     parser.add_argument("--rows-per-day", type=int, help="rows of each new day")
     parser.add_argument("--set", action="append", default=[], help="overrides a value of the file")

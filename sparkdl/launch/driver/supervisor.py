@@ -38,7 +38,6 @@ _FOLLOW_UP = (
     "connection was likely closed",
     "stop_waiting response is expected",
     "remote process exited",
-    "the store of this run at",
     "unreachableerror:",
 )
 
