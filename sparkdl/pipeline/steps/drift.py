@@ -95,12 +95,6 @@ class DriftStep(Step):
             look.artifact == champion.artifact and look.thresholds != now for look in looks
         )
 
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """That it was not compared with this champion."""
-        champion = run.champion()
-        assert champion is not None
-        return f"it is not compared with version {champion.version} yet"
-
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare the windows that nobody has compared with this champion yet."""
         champion = run.champion()

@@ -58,7 +58,6 @@ class LiveStep(Step):
     name = "live"
     looks = True
     listed = False
-    cause = "labels or predictions came since"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The key of the one receipt: the predictions of the windows with rows, and these rows."""

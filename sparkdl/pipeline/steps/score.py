@@ -71,12 +71,6 @@ class ScoreStep(Step):
         assert champion is not None
         return receipt.read(Scored).version == champion.version and run.places.table(run.project.predictions.uri)
 
-    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
-        """That this champion has not scored these rows."""
-        champion = run.champion()
-        assert champion is not None
-        return f"not scored by version {champion.version} yet"
-
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
         from pyspark.sql import functions as F

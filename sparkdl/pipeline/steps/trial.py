@@ -24,7 +24,6 @@ class TrialStep(Step):
     learns = True
     loads_torch = True
     listed = False
-    cause = "it was not tried yet"
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by trial; none without a search, or where its best is known."""
