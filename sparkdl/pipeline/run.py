@@ -76,7 +76,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                 run.hold(run_lease)
                 loading.join()
                 with interrupts_between_calls(session), code_for_workers(session, spec):
-                    check_places({"places.tables": Storage.of(run.project.tables.folder)}, session)
+                    check_places({"places.tables": Storage.of(str(spec.places.tables))}, session)
                     champion = run.champion()
                     record.model["before"] = champion.version if champion else None
                     _make_what_is_stale(steps, run, session)
@@ -203,7 +203,7 @@ def leave(run: Run) -> None:
         with _tried("record of this run was not written"):
             record.write(folder.child("record.json"))
         with _tried("row of this run was not written"):
-            add_run(project.tables.table("runs"), record)
+            add_run(project.table("runs"), record)
     if spec.notify is not None:
         with _tried("notice of this run was not given"):
             from sparkdl.pipeline.notify import notify

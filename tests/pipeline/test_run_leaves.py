@@ -46,7 +46,7 @@ def new_run(tmp_path):
 
 
 def rows(run):
-    return {row["run_id"]: row for row in run.project.tables.table("runs").rows().to_pylist()}
+    return {row["run_id"]: row for row in run.project.table("runs").rows().to_pylist()}
 
 
 def test_a_run_that_is_refused_leaves_everything_and_its_own_error(new_run, caplog):
@@ -97,7 +97,7 @@ def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(new_ru
     keep_source_windows(before, {"all": "f"})
     books = WindowReceipt(window="all", fingerprint="f", rules="", read=1, kept=1, quarantined=0, duplicates=0)
     with replacing(before.receipts, "ingest", ["all"]) as made:
-        before.project.tables.table("clean").append(pa.table({"quality": [6]}))
+        before.project.table("clean").append(pa.table({"quality": [6]}))
         made["all"] = (window_key(rules_of(before.project), "f"), books)
     for _ in range(2):
         one = new_run(until="ingest")
@@ -118,7 +118,7 @@ def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(new_run, caplog, 
     if broken == "report":
         (folder / "report.html").mkdir(parents=True)
     if broken == "runs":
-        table = Storage.of(one.project.tables.table("runs").uri).local_path()
+        table = Storage.of(one.project.table("runs").uri).local_path()
         table.parent.mkdir(parents=True)
         table.write_text("no table")
     with pytest.raises(SparkdlError, match="gone"):

@@ -24,7 +24,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseLostError
-from sparkdl.pipeline.state.project import Project, Tables
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.run import Run, RunRequest
@@ -75,9 +75,8 @@ class Shop:
     def new_run(self, until=None, again=None, overrides=()):
         return Run(Project(loads(self.text, overrides)), RunRequest(now=NOW, again=again, until=until))
 
-    @property
-    def tables(self):
-        return Tables(folder=f"{self.root}/shop/tables")
+    def table(self, name):
+        return Table(f"{self.root}/shop/tables/{name}", engine="delta-rs")
 
     @property
     def registry(self):
@@ -85,7 +84,7 @@ class Shop:
 
     def check_rows(self, days):
         """Every row of these days is in the clean rows, once, and the receipts vouch for it."""
-        rows = self.tables.table("clean").rows(["order"]).column("order").to_pylist()
+        rows = self.table("clean").rows(["order"]).column("order").to_pylist()
         assert sorted(rows) == sorted(f"{day}-{n}" for day in range(1, days + 1) for n in range(ROWS))
         receipts = self.new_run().receipts.of("ingest")
         assert {name: receipt.read(WindowReceipt).kept for name, receipt in receipts.items() if receipt.key} == {
@@ -96,7 +95,7 @@ class Shop:
         """What a run that was taken over must not have changed."""
         rows = {}
         for name in ("receipts", "clean", "quarantine", "predictions"):
-            table = self.tables.table(name)
+            table = self.table(name)
             rows[name] = sorted(map(str, table.rows().to_pylist())) if table.exists() else []
         place = Path(f"{self.root}/shop")
         files = {*place.glob("runs/steps/*/*.json"), *place.glob("shards/*/manifest.json")}
@@ -105,7 +104,7 @@ class Shop:
 
     def files(self):
         """Data files that no version of the table of clean rows names, or ever named."""
-        clean = self.tables.table("clean")
+        clean = self.table("clean")
         named = {file.path for version in range(clean.version() + 1) for file in clean.files(version)}
         there = {str(path.relative_to(clean.uri)) for path in Path(clean.uri).rglob("*.parquet")}
         return {path for path in there if "_delta_log" not in path} - named
@@ -160,7 +159,7 @@ def silence(run):
 def check_lost(run):
     record = RunRecord.load(Storage.of(run.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("lost", 30)
-    rows = {row["run_id"]: row for row in run.project.tables.table("runs").rows().to_pylist()}
+    rows = {row["run_id"]: row for row in run.project.table("runs").rows().to_pylist()}
     assert rows[record.run_id]["exit_code"] == 30
     assert "lost its lease to run" in record.message
     assert len(record.message.splitlines()) == 1
@@ -265,7 +264,7 @@ def test_at_each_later_commit_a_run_that_was_taken_over_leaves_nothing(spark, tm
                     assert [after] == left, seen[-1]
         assert not left, f"{seen[-1]} was committed by a run that was taken over"
         assert done.outcome in ("promoted", "scored", "nothing new"), done.message
-        assert len(shop.tables.table("predictions").rows()) == ROWS
+        assert len(shop.table("predictions").rows()) == ROWS
         assert [(version.version, version.aliases) for version in shop.registry.list("shop")] == [(1, ("champion",))]
         assert execute(shop.new_run(overrides=overrides), None).outcome == "nothing new"
     assert sorted(seen) == sorted((*INGESTING, *LATER)), "which comes first depends on where runs before were lost"
@@ -372,6 +371,6 @@ def test_a_run_whose_group_of_processes_is_terminated_leaves_its_row(shop_of_its
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    rows = shop.tables.table("runs").rows().to_pylist()
+    rows = shop.table("runs").rows().to_pylist()
     assert [(row["outcome"], row["exit_code"]) for row in rows] == [("failed", 130)], (place / "log").read_text()
     assert code == 130

@@ -121,7 +121,7 @@ def new_run(tmp_path, hours):
     facts = {"drift": lambda name: Looked(drift=None), "live": lambda name: Live(label="y", metric="rmse")}
     run = made(train=False)
     target = Table(str(run.project.spec.score.target)).uri
-    for table in (run.project.tables.table("clean"), Table(target)):
+    for table in (run.project.table("clean"), Table(target)):
         table.append(pa.table({"x": [1.0]}))
     facts["ingest"] = lambda name: WindowReceipt(
         window=name, fingerprint="rows", rules=rules_of(run.project), read=1, kept=1, quarantined=0, duplicates=0,

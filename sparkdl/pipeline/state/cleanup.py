@@ -67,21 +67,21 @@ def _models(run: Run) -> None:
 
 def _versions(run: Run) -> None:
     """Files of the pipeline's own tables that only old versions name, and those of writes that never committed."""
-    tables, days = run.project.tables, run.spec.keep.days
-    clean, receipt = tables.table("clean"), run.receipts.of("vacuum").get("clean")
+    project, days = run.project, run.spec.keep.days
+    clean, receipt = project.table("clean"), run.receipts.of("vacuum").get("clean")
     last = 0 if receipt is None else receipt.read(int)
     if days is None or 0 <= clean.version() - last < _VACUUM_EVERY:  # a table made anew has fewer than last
         return
     for name in _TABLES:
-        if tables.table(name).exists():
-            tables.table(name).vacuum(timedelta(days=days), versions=True)
+        if project.table(name).exists():
+            project.table(name).vacuum(timedelta(days=days), versions=True)
     version = str(clean.version())
     run.receipts.write([Receipt(step="vacuum", partition="clean", key=version, facts=version)])
 
 
 def _idle_runs(run: Run) -> None:
     """Records of runs that found nothing new; their rows stay in the table of runs."""
-    days, table = run.spec.keep.days, run.project.tables.table("runs")
+    days, table = run.spec.keep.days, run.project.table("runs")
     if days is None or not table.exists():
         return
     limit = run.request.now - timedelta(days=days)

@@ -14,17 +14,6 @@ from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tables:
-    """The tables of one pipeline, below one folder."""
-
-    folder: str
-
-    def table(self, name: str) -> Table:
-        """One of them: ``clean``, ``quarantine``, ``receipts``, ``predictions``, ``runs``."""
-        return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
-
-
 @dataclass(frozen=True)
 class Project:
     """What a file defines.
@@ -50,10 +39,9 @@ class Project:
         """The folder of records, results of steps, leases and models in the making."""
         return Storage.of(str(self.spec.places.runs))
 
-    @cached_property
-    def tables(self) -> Tables:
-        """The tables of the pipeline."""
-        return Tables(folder=str(self.spec.places.tables))
+    def table(self, name: str) -> Table:
+        """One of the pipeline's own tables: ``clean``, ``quarantine``, ``receipts``, ``predictions``, ``runs``."""
+        return Table(f"{self.spec.places.tables}/{name}", engine="delta-rs")  # nobody else writes them
 
     @property
     def predictions(self) -> Table:

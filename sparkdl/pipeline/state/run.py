@@ -141,7 +141,7 @@ class Run:
     @cached_property
     def receipts(self) -> ReceiptTable:
         """What was made, and by which key."""
-        table, folder = self.project.tables.table("receipts"), self.project.runs.child("steps")
+        table, folder = self.project.table("receipts"), self.project.runs.child("steps")
         return ReceiptTable(table, folder, self.run_id)
 
     @cached_property
@@ -173,7 +173,7 @@ class Run:
         """The table of clean rows, as it was when it was first asked for since the last ingestion."""
         receipts = self.receipts.of("ingest")
         if self._clean is None or self._clean[0] is not receipts:
-            self._clean = receipts, self.project.tables.table("clean").read(spark)
+            self._clean = receipts, self.project.table("clean").read(spark)
         return self._clean[1]
 
     def clean_to_divide(self, spark: SparkSession) -> DataFrame:
@@ -225,8 +225,8 @@ class Run:
         self.receipts.hold(lease)
         self.registry = replace(self.registry, fence=lease.fence)
         if lease.claims_due:
-            tables = self.project.tables
-            for table in (tables.table("clean"), tables.table("quarantine"), self.project.predictions):
+            project = self.project
+            for table in (project.table("clean"), project.table("quarantine"), project.predictions):
                 table.claim(lease.fence.transaction())
             self.registry.claim()
             lease.claims_due = False

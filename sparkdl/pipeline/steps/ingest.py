@@ -75,7 +75,7 @@ class IngestStep(Step):
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the table of clean rows is there, if the window has rows in it."""
-        return not receipt.read(WindowReceipt).kept or run.places.table(run.project.tables.table("clean").uri)
+        return not receipt.read(WindowReceipt).kept or run.places.table(run.project.table("clean").uri)
 
     def forced(self, run: Run, partition: str) -> bool:
         """Whether the window is one of a backfill that is still to be done."""
@@ -117,7 +117,7 @@ class IngestStep(Step):
             record.windows["ahead"] = later
         tell_deleted(run)
         record.source_state = run.snapshot.state
-        record.places |= {name: run.project.tables.table(name).uri for name in ("clean", "quarantine", "receipts")}
+        record.places |= {name: run.project.table(name).uri for name in ("clean", "quarantine", "receipts")}
 
 
 def rules_of(project: Project) -> str:
@@ -208,7 +208,7 @@ def _check_lost(run: Run) -> None:
     Raises:
         DataError: rows were in it that the source no longer holds.
     """
-    with_rows, uri = [name for name in _held(run) if run.windows()[name].kept], run.project.tables.table("clean").uri
+    with_rows, uri = [name for name in _held(run) if run.windows()[name].kept], run.project.table("clean").uri
     if not with_rows or run.places.table(uri):
         return
     lost_for_good = [name for name in deleted_windows(run) if name in with_rows]
@@ -243,7 +243,7 @@ def ingest(spark: SparkSession, run: Run) -> list[WindowReceipt]:
         StorageError: source or tables cannot be read or written.
     """
     project, spec, source, snapshot = run.project, run.spec, run.project.source, run.snapshot
-    table = project.tables.table("clean")
+    table = project.table("clean")
     version = table.version() if table.exists() else -1  # before what is known of its windows: it holds for this alone
     files = parquet_rows(spark, spec, source, snapshot)
     source_rows = read_rows(spark, source, snapshot) if files is None else files.frame
@@ -416,9 +416,8 @@ def _staged(run: Run, rows: DataFrame, due: Sequence[str], version: int) -> tupl
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    tables = run.project.tables
     partitions = [{WINDOW: name} for name in due]
-    table = tables.table("clean")
+    table = run.project.table("clean")
     windows_with_rows = [name for name, receipt in run.windows().items() if receipt.kept]
     schema = selected(rows, clean_columns(rows)).schema.json()
     if version >= 0 and set(windows_with_rows) <= set(due):
@@ -443,7 +442,7 @@ def _staged(run: Run, rows: DataFrame, due: Sequence[str], version: int) -> tupl
             expected_version=None if version >= 0 else -1,
         )
     texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
-    quarantine = tables.table("quarantine").stage(
+    quarantine = run.project.table("quarantine").stage(
         texts, "replace", partition_by=[WINDOW], partitions=partitions, transaction=run.transaction()
     )
     return clean, quarantine

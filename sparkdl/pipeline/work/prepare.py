@@ -92,7 +92,7 @@ def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, Windo
     spark, most = clean.sparkSession, sum(receipt.kept for receipt in windows.values())
 
     def fit_to_rows() -> Features:
-        files = _files(spec, project.tables.table("clean"), list(windows), spark)
+        files = _files(spec, project.table("clean"), list(windows), spark)
         statistics = spark_statistics(labelled(rows, spec.label), spec.features, functions, files, most)
         return fit(spec.features, statistics, functions)
 
@@ -181,7 +181,7 @@ def cut_shards(
     """
     from pyspark.sql import functions as F
 
-    spec, table = project.spec, project.tables.table("clean")
+    spec, table = project.spec, project.table("clean")
     rows = rows_of_parts(clean, spec, windows)
     counts = check_labels(rows, labels, spec.weight, list(windows))
     rows = labelled(rows, labels.names)

@@ -33,7 +33,7 @@ class Home:
             places=Places(**self.places), keep=Keep(**keep),
         )  # fmt: skip
         run = Run(Project(PipelineFile("pipeline.yaml", spec, {})))
-        run.project.tables.table("clean").append(pa.table({"x": [1]}))
+        run.project.table("clean").append(pa.table({"x": [1]}))
         return run
 
     def train(self, number, run=None, bundle=None):
@@ -136,7 +136,7 @@ def test_versions_of_own_tables_go_after_their_days_and_the_newest_can_be_read(h
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup._VACUUM_EVERY", 1)
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup.timedelta", lambda days: __import__("datetime").timedelta(0))
     run = home.new_run()
-    clean = run.project.tables.table("clean")
+    clean = run.project.table("clean")
     before = len(home.names("tables/clean"))
     clean.compact()
     clean.append(pa.table({"x": [2]}))
@@ -186,7 +186,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog)
 
 def test_records_of_runs_that_found_nothing_new_go_after_their_days_and_their_rows_stay(home):
     run = home.new_run()
-    table, made = run.project.tables.table("runs"), {}
+    table, made = run.project.table("runs"), {}
     for outcome, age in itertools.product(("nothing new", "promoted"), (1, 40)):
         record = Run(run.project, RunRequest(now=run.request.now - timedelta(days=age))).record
         record.end(outcome, "")

@@ -35,7 +35,7 @@ def run(tmp_path):
     """)
     made = Run(Project(file), RunRequest(now=datetime(2026, 3, 20, tzinfo=UTC)))
     made.snapshot = SourceSnapshot(state="now", windows=dict.fromkeys(HOURS, "hash"))
-    made.project.tables.table("clean").append(pa.table({"id": [1]}))
+    made.project.table("clean").append(pa.table({"id": [1]}))
     key, counts = window_key(rules_of(made.project), "hash"), {"read": 1, "kept": 1, "quarantined": 0, "duplicates": 0}
     facts = {name: WindowReceipt(window=name, fingerprint="hash", rules="", **counts) for name in HOURS}
     made.receipts.write(
@@ -55,7 +55,7 @@ def test_windows_of_a_table_of_clean_rows_that_is_gone_are_due_but_those_without
     receipt = run.receipts.of("ingest")[HOURS[3]]
     empty = WindowReceipt(window=HOURS[3], fingerprint="hash", rules="", read=1, kept=0, quarantined=1, duplicates=0)
     run.receipts.write([Receipt(step="ingest", partition=HOURS[3], key=receipt.key, facts=encode(empty).decode())])
-    shutil.rmtree(run.project.tables.table("clean").uri)
+    shutil.rmtree(run.project.table("clean").uri)
     gone = stale_of(IngestStep(), run)
     assert [*gone.fresh] == [HOURS[3]]
     assert set(gone.reasons(run).values()) == {"its clean rows are gone, or a run that replaced them was cut short"}

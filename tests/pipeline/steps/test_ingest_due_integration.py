@@ -16,9 +16,10 @@ from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import ParquetSource, SqlSource
-from sparkdl.pipeline.state.project import Project, Tables
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
+from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 
@@ -27,7 +28,10 @@ class Orders:
     """Parquet files of orders by day, in partition folders or with a time, and their pipeline."""
 
     def __init__(self, root, by):
-        self.root, self.by, self.tables = root, by, Tables(folder=str(root / "tables"))
+        self.root, self.by, self.tables = root, by, str(root / "tables")
+
+    def table(self, name):
+        return Table(f"{self.tables}/{name}", engine="delta-rs")
 
     def day(self, day, rows=10, **more):
         """Deliver a day of March 2026; more columns have one value."""
@@ -47,7 +51,7 @@ class Orders:
             source=SqlSource(query=query, **source) if query else ParquetSource(path=path, **source),
             transform=None if transform is None else Transform(sql=transform),
             expect=expect or {}, features={"y": Number()}, label={"y": Label(type="regression")},
-            places=Places(tables=self.tables.folder),
+            places=Places(tables=self.tables),
         )  # fmt: skip
         run = Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=now, again=again))
         done = ingestion.ingest(spark, run)
@@ -60,12 +64,12 @@ class Orders:
     @property
     def clean(self):
         """Rows by window, as the table of clean rows has them."""
-        return self.tables.table("clean").rows().to_pandas().groupby("_window").size().to_dict()
+        return self.table("clean").rows().to_pandas().groupby("_window").size().to_dict()
 
     @property
     def files(self):
         """All that the tables of rows are made of."""
-        tables = (Path(self.tables.folder) / name for name in ("clean", "quarantine"))
+        tables = (Path(self.tables) / name for name in ("clean", "quarantine"))
         return sorted(str(path) for table in tables for path in table.rglob("*") if path.is_file())
 
 
@@ -179,12 +183,12 @@ def test_a_row_whose_date_is_corrected_leaves_the_quarantine_and_on_demand_its_o
     for wrong in ("'2016-03-19'", "'soon'"):
         orders.ingest(spark, query=query.format(wrong))
     assert orders.clean == {"2016-03-19": 1, "2026-03-18": 1}
-    assert orders.tables.table("quarantine").rows().num_rows == 1
+    assert orders.table("quarantine").rows().num_rows == 1
     done = orders.ingest(spark, query=query.format("'2026-03-19'"), deleted_windows="remove")
     assert [(each.window, each.read) for each in done] == [
         ("2016-03-19", 0), ("2026-03-18", 1), ("2026-03-19", 1), ("none", 0)]  # fmt: skip
     assert orders.clean == {"2026-03-18": 1, "2026-03-19": 1}
-    assert orders.tables.table("quarantine").rows().num_rows == 0
+    assert orders.table("quarantine").rows().num_rows == 0
 
 
 def test_a_table_that_was_truncated_is_refused_and_what_was_written_of_it_stays(spark, tmp_path):
@@ -252,7 +256,7 @@ def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not
     assert by_folder.windows["2026-03-01"] == first[0]
     by_folder.day(3, rows=3)
     assert [each.window for each in by_folder.ingest(spark)] == ["2026-03-03"]
-    rows = by_folder.tables.table("clean").read(spark)
+    rows = by_folder.table("clean").read(spark)
     found = rows.groupBy("_window").agg({"z": "count", "*": "count"}).orderBy("_window").collect()
     assert [(row["_window"], row["count(1)"], row["count(z)"]) for row in found] == [
         ("2026-03-01", 10, 0), ("2026-03-02", 2, 2), ("2026-03-03", 3, 0)]  # fmt: skip
@@ -264,7 +268,7 @@ def test_deleted_windows_keep_the_columns_that_the_source_has_no_more(spark, ord
     shutil.rmtree(orders.day(1))
     orders.day(2, new=2)
     assert [each.window for each in orders.ingest(spark)] == ["2026-03-02"]
-    rows = orders.tables.table("clean").rows(["_window", "old", "new"]).to_pylist()
+    rows = orders.table("clean").rows(["_window", "old", "new"]).to_pylist()
     assert {(row["_window"], row["old"], row["new"]) for row in rows} == {
         ("2026-03-01", 1, None), ("2026-03-02", None, 2)}  # fmt: skip
 
@@ -285,4 +289,4 @@ def test_a_column_of_another_type_is_refused_with_the_windows_to_do_again_and_th
     assert by_folder.files == files
     by_folder.ingest(spark, again=("2026-03-01", "2026-03-02"))
     assert by_folder.clean == {"2026-03-02": 10}
-    assert set(by_folder.tables.table("clean").rows(["amount"])["amount"].to_pylist()) == {"much"}
+    assert set(by_folder.table("clean").rows(["amount"])["amount"].to_pylist()) == {"much"}

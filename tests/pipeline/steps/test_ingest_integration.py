@@ -19,7 +19,7 @@ from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, SqlSource
 from sparkdl.pipeline.state.evaluator import stale_of
-from sparkdl.pipeline.state.project import Project, Tables
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 from sparkdl.tables.table import Table
@@ -39,7 +39,7 @@ def spec_of(source, **more):
 
 
 def new_run(spec, tables, now=NOW, again=None):
-    spec = msgspec.structs.replace(spec, places=Places(tables=tables.folder))
+    spec = msgspec.structs.replace(spec, places=Places(tables=tables))
     return Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=now, again=again))
 
 
@@ -58,7 +58,11 @@ def due_windows(spec, tables):
 
 @pytest.fixture
 def tables(tmp_path):
-    return Tables(folder=str(tmp_path / "tables"))
+    return str(tmp_path / "tables")
+
+
+def table_in(tables, name):
+    return Table(f"{tables}/{name}", engine="delta-rs")
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def orders(spark, tmp_path):
 
 
 def clean_rows(tables):
-    return sorted(tables.table("clean").rows().to_pylist(), key=lambda row: str(row["order_id"]))
+    return sorted(table_in(tables, "clean").rows().to_pylist(), key=lambda row: str(row["order_id"]))
 
 
 def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
@@ -97,7 +101,7 @@ def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
     rows = clean_rows(tables)
     assert len(rows) == 60
     assert {row["_window"] for row in rows} == {"2026-03-01", "2026-03-02", "2026-03-03"}
-    refused = tables.table("quarantine").rows().to_pylist()
+    refused = table_in(tables, "quarantine").rows().to_pylist()
     assert sorted(json.loads(row["row"])["order_id"] for row in refused) == [
         "2026-03-02-40", "2026-03-02-41", "2026-03-02-50"]  # fmt: skip
     assert {row["reason"] for row in refused} == {"paid"}
@@ -133,7 +137,7 @@ def test_a_label_that_comes_changes_the_rows_and_not_what_predictions_follow_fro
         frame.coalesce(1).write.parquet(str(tmp_path / name))
         spec = spec_of(ParquetSource(path=str(tmp_path / name), time="at"))
         spec = msgspec.structs.replace(spec, label={"y": Label(type="binary")})
-        kept += ingest(spark, spec, Tables(folder=str(tmp_path / f"tables {name}")), "run", NOW)
+        kept += ingest(spark, spec, str(tmp_path / f"tables {name}"), "run", NOW)
     before, after = kept
     assert before.content != after.content
     assert (before.unlabelled == after.unlabelled) == same
@@ -145,7 +149,7 @@ def test_content_is_the_same_for_the_same_rows_however_they_lie(spark, orders, t
     first = ingest(spark, spec, tables, "one", NOW)
     spark.read.parquet(*map(str, folder.iterdir())).repartition(3).write.parquet(str(tmp_path / "other"))
     moved = spec_of(ParquetSource(path=str(tmp_path / "other"), key=("order_id",), time="bought_at"))
-    again = ingest(spark, moved, Tables(folder=str(tmp_path / "t2")), "two", NOW)
+    again = ingest(spark, moved, str(tmp_path / "t2"), "two", NOW)
     assert [books.content for books in again] == [books.content for books in first]
     assert [books.fingerprint for books in again] == [books.fingerprint for books in first]
 
@@ -199,7 +203,7 @@ def test_rows_without_a_time_are_refused_and_the_others_go_on(spark, tables):
         "2026-03-01": (3, 0),
         "none": (0, 2),
     }
-    assert {row["reason"] for row in tables.table("quarantine").rows().to_pylist()} == {"no time that can be read"}
+    assert {row["reason"] for row in table_in(tables, "quarantine").rows().to_pylist()} == {"no time that can be read"}
 
 
 def test_a_source_without_time_is_one_window(spark, tables):
@@ -222,7 +226,7 @@ def test_garbled_rows_of_text_files_are_quarantined_as_they_are(spark, tables, t
     source = kind(path=str(tmp_path / "raw"), schema="order_id STRING, at DATE, amount DOUBLE", time="at")
     made = ingest(spark, spec_of(source), tables, "run", NOW)
     assert sum(books.kept for books in made) == len(good[form].splitlines())
-    refused = tables.table("quarantine").rows().to_pylist()
+    refused = table_in(tables, "quarantine").rows().to_pylist()
     assert [row["row"] for row in refused] == [bad[form].strip()]
 
 
@@ -310,7 +314,7 @@ def test_a_condition_that_fails_a_run_counts_rows_that_are_refused_for_something
     }
     with pytest.raises(DataError, match=r"'known' .* is broken by 4 of the 12 rows of window 2026-03-01, above its 30"):
         ingest(spark, spec_of(source, expect=expect), tables, "one", NOW)
-    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+    assert not [path for path in Path(tables).rglob("*") if path.is_file()]
     expect["known"] = Expectation(check="amount IS NOT NULL", action="fail", above=0.34)
     made = ingest(spark, spec_of(source, expect=expect), tables, "two", NOW)
     assert [(books.window, books.kept, books.duplicates, books.outcomes) for books in made] == [
@@ -391,7 +395,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(spark, tables, more, e
     source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
     with pytest.raises(error, match=words):
         ingest(spark, spec_of(source, **more), tables, "run", NOW)
-    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+    assert not [path for path in Path(tables).rglob("*") if path.is_file()]
 
 
 def test_a_transform_cannot_move_rows_into_windows_that_are_not_due(spark, tables):
@@ -472,7 +476,7 @@ def test_a_function_that_returns_other_rows_for_a_window_is_refused(spark, table
     source = FunctionSource(function=f"{HERE}:asked_for", arguments={"wrong": 1}, key=("order_id",), time="at")
     with pytest.raises(DataError, match=r"window 2026-03-01.* with a window and without"):
         ingest(spark, spec_of(source, transform=transform), tables, "one", NOW)
-    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+    assert not [path for path in Path(tables).rglob("*") if path.is_file()]
 
 
 def test_a_function_is_asked_for_all_where_rows_without_a_time_are_due(spark, tables):
@@ -514,7 +518,7 @@ def test_an_edited_transform_may_change_the_columns_of_the_clean_rows(spark, tab
     more = Transform(sql="SELECT *, amount * 2 AS twice FROM {source}")
     ingest(spark, spec_of(source, transform=more), tables, "two", NOW)
     assert [row["twice"] for row in clean_rows(tables)] == [2.0, 2.0, 2.0]
-    assert tables.table("clean").columns() == ["_window", "order_id", "at", "amount", "twice"]
+    assert table_in(tables, "clean").columns() == ["_window", "order_id", "at", "amount", "twice"]
 
 
 def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
@@ -537,7 +541,7 @@ def test_a_renamed_column_makes_every_window_due(spark, tables):
     query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
     first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW)
     second = ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
-    assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
+    assert table_in(tables, "clean").columns() == ["_window", "order_id", "amount", "store"]
     assert second[0].fingerprint != first[0].fingerprint
 
 
@@ -551,7 +555,7 @@ def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp
     run.run_id = "one"
     first = ingestion.ingest(spark, run)
     monkeypatch.setattr("sparkdl.pipeline.steps.ingest._ROWS_PER_FILE", 7)
-    others = Tables(folder=str(tmp_path / "small"))
+    others = str(tmp_path / "small")
     spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # which would join parts so small
     try:
         second = ingest(spark, spec, others, "one", NOW)
@@ -560,9 +564,9 @@ def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp
     assert second == first
     assert run.record.warned == {"large": 15}
     assert clean_rows(others) == clean_rows(tables)
-    files = [file.partition["_window"] for file in others.table("clean").files()]
+    files = [file.partition["_window"] for file in table_in(others, "clean").files()]
     assert len(files) > len(set(files)) == 3  # several of a window, and no more than there are parts
-    assert len(tables.table("clean").files()) == 3
+    assert len(table_in(tables, "clean").files()) == 3
 
 
 def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
@@ -577,10 +581,10 @@ def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
     made = ingest(spark, spec_of(source, expect={"paid": Expectation(check="amount > 0")}), tables, "run", NOW)
     assert [(books.read, books.kept, books.outcomes) for books in made] == [
         (4, 2, {"paid": 1, "malformed in its file": 1})] * 2  # fmt: skip
-    refused = tables.table("quarantine").rows().to_pylist()
+    refused = table_in(tables, "quarantine").rows().to_pylist()
     assert sorted(row["row"] for row in refused if row["reason"] != "paid") == ["4", "4"]
     assert {json.loads(row["row"])["order_id"] for row in refused if row["reason"] == "paid"} == {3}
-    assert len(tables.table("clean").files()) == 2
+    assert len(table_in(tables, "clean").files()) == 2
 
 
 @pytest.mark.parametrize("name", ["_outcome", "_broken", "_salt", "_slot"])
@@ -601,4 +605,4 @@ def test_a_run_that_fails_while_it_writes_leaves_no_file(spark, tables):
     source = SqlSource(query="SELECT id AS order_id, IF(id = 3, raise_error('lost'), 1.0D) AS amount FROM range(5)")
     with pytest.raises(Exception, match="lost"):
         ingest(spark, spec_of(source), tables, "run", NOW)
-    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+    assert not [path for path in Path(tables).rglob("*") if path.is_file()]

@@ -21,9 +21,10 @@ from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec
 from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.spec.source import ParquetSource
-from sparkdl.pipeline.state.project import Project, Tables
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
+from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
 ROWS = 60
@@ -72,7 +73,7 @@ def spec_of(folder, **source):
 
 
 def new_run(spec, tables):
-    spec = msgspec.structs.replace(spec, places=Places(tables=tables.folder))
+    spec = msgspec.structs.replace(spec, places=Places(tables=tables))
     return Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=NOW))
 
 
@@ -91,7 +92,7 @@ def told(tables, done):
     """What the tables hold, order aside, and the books."""
     content = {}
     for name in ("clean", "quarantine"):
-        table = tables.table(name)
+        table = Table(f"{tables}/{name}", engine="delta-rs")
         content[name] = sorted(map(repr, table.rows().to_pylist()))
         content[f"{name} columns"] = table.schema_json()
     return content, msgspec.to_builtins(done)
@@ -112,12 +113,12 @@ def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spar
     root, source = folder
     spec = spec_of(root, **source)
     assert parquet_rows(spark, spec, source_of(spec.source), source_of(spec.source).snapshot()) is not None
-    direct = Tables(folder=str(tmp_path / "direct"))
+    direct = str(tmp_path / "direct")
     _, done = ingest(spark, spec, direct)
     assert done
     assert ingest(spark, spec, direct)[1] == [], "what was read is what is found again"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
-    through = Tables(folder=str(tmp_path / "through"))
+    through = str(tmp_path / "through")
     _, expected = ingest(spark, spec, through)
     assert told(direct, done) == told(through, expected)
     assert ingest(spark, spec, direct)[1] == [], "the way through Spark finds nothing new either"
@@ -128,7 +129,7 @@ def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark
     spec, zone = spec_of(root, **source), spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
-        direct, through = (Tables(folder=str(tmp_path / name)) for name in ("direct", "through"))
+        direct, through = (str(tmp_path / name) for name in ("direct", "through"))
         _, done = ingest(spark, spec, direct)
         monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
         _, expected = ingest(spark, spec, through)
@@ -142,11 +143,11 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
     place = next(root.rglob("part 1.parquet")).parent
     pq.write_table(odd_rows(ROWS), place / "again.parquet")
     spec = spec_of(root, **source)
-    direct = Tables(folder=str(tmp_path / "direct"))
+    direct = str(tmp_path / "direct")
     _, done = ingest(spark, spec, direct)
     assert sum(books.duplicates for books in done) == ROWS - 1, "those without an id are no duplicates"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
-    through = Tables(folder=str(tmp_path / "through"))
+    through = str(tmp_path / "through")
     _, expected = ingest(spark, spec, through)
     assert told(direct, done) == told(through, expected)
 
@@ -162,7 +163,7 @@ def test_a_file_with_other_rows_than_its_footer_told_is_refused(spark, tmp_path,
         return replace(files, footers=replace(files.footers, files=(first._replace(rows=first.rows + 1), *others)))
 
     monkeypatch.setattr(ingestion, "parquet_rows", with_stale_footers)
-    tables = Tables(folder=str(tmp_path / "tables"))
+    tables = str(tmp_path / "tables")
     with pytest.raises(DataError, match="rows when it was looked at"):
         ingest(spark, spec, tables)
     assert not windows_of(spec, tables)
