@@ -218,4 +218,4 @@ def test_a_search_that_stops_or_draws_goes_on_after_a_kill_with_each_trial_once(
         assert len(looks) == 3
         assert not {key for key, _ in looks} & set(calls)
     else:
-        assert not [key for key, options in looks if options["look"].epochs == 1 and key in calls]
+        assert not [key for key, options in looks if options["epochs"] == 1 and key in calls]

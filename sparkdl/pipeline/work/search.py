@@ -26,7 +26,7 @@ from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.recipe import settled_train
 from sparkdl.pipeline.spec import PipelineSpec, Range
-from sparkdl.pipeline.state.receipts import StepNote, content_key
+from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.trials import (
@@ -39,7 +39,7 @@ from sparkdl.pipeline.trials import (
     with_settings,
 )
 from sparkdl.pipeline.work.prepare import Prepared
-from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, train
+from sparkdl.pipeline.work.training import checkpoints_of, look_key, network_of, train
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,10 +110,10 @@ class TrialSearch:
 
         def look_at(number: int, rung: int) -> float | None:
             key, tried_by_epochs = keys[number], looks_by_trial[number]
-            tried = self._fit(key, Look(epochs=rung, bundle=_look_key(key, rung)))
+            tried = self._fit(key, rung)
             seconds = tried_by_epochs[max(tried_by_epochs)].seconds if tried_by_epochs else 0.0
             tried_by_epochs[rung] = tried = replace(tried, seconds=tried.seconds + seconds)
-            self._receipts.keep("trial", _look_key(key, rung), tried)
+            self._receipts.keep("trial", look_key(key, rung), tried)
             return _value(tried, column)
 
         def work() -> None:
@@ -168,7 +168,7 @@ class TrialSearch:
                     key = waiting.popleft()
                     settings = drawn.get(key) or sampler.ask(numbers[key])
                     if key not in drawn:
-                        self._receipts.keep("trial", _look_key(key, 0), Tried(trained=None, settings=settings))
+                        self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
                     self._settings[key] = typed_settings(self._spec, settings)
                     self._make(key)
                 try:
@@ -182,7 +182,7 @@ class TrialSearch:
 
     def _look(self, key: str, epochs: int) -> Tried | None:
         """What this run or an earlier one has kept of a trial after so many epochs."""
-        tried = self._receipts.result("trial", _look_key(key, epochs), Tried)
+        tried = self._receipts.result("trial", look_key(key, epochs), Tried)
         if tried is not None and tried.trained is not None and not self._run.places.bundle(tried.trained.bundle):
             return None  # another search has cleaned it up
         return tried
@@ -215,7 +215,7 @@ class TrialSearch:
         self._keep(key, tried)
         return tried
 
-    def _fit(self, key: str, look: Look | None) -> Tried:
+    def _fit(self, key: str, epochs: int | None) -> Tried:
         emit("step", name="trial", state="started")
         started = time.perf_counter()
         try:
@@ -224,7 +224,7 @@ class TrialSearch:
             if isinstance(trial, ConfigError):
                 raise trial
             spec, network = trial
-            trained = train(self._spark, spec, self._prepared, key, network, look=look)
+            trained = train(self._spark, spec, self._prepared, key, network, epochs=epochs)
             return Tried(trained=trained, seconds=time.perf_counter() - started)
         except SparkdlError as error:
             text = settings_text(self._settings[key])
@@ -275,11 +275,6 @@ def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -
 def _is_maximised(spec: PipelineSpec) -> bool:
     """Whether more of what trials are compared by is better."""
     return HIGHER_IS_BETTER.get(compared_by(spec) or "", False)
-
-
-def _look_key(key: str, epochs: int) -> str:
-    """The key of what a trial, that may go on, has come to after so many epochs."""
-    return content_key("trial", [key, epochs])
 
 
 def _value(tried: Tried, column: str) -> float | None:

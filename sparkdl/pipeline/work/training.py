@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from sparkdl.nn import PoissonLoss, QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, settled_train, smoothing_of
 from sparkdl.pipeline.spec import PipelineSpec, Train
+from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.trials import factory_of, metrics_of_trials
 from sparkdl.pipeline.work.calibration import adjustments_of
@@ -66,17 +66,9 @@ def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
     return network
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """Where a search looks at a training that may go on later, from its checkpoint.
-
-    Attributes:
-        epochs: that are trained until then, from the beginning.
-        bundle: name of the folder of what it has come to.
-    """
-
-    epochs: int
-    bundle: str
+def look_key(key: str, epochs: int) -> str:
+    """The key of what a trial, that may go on, has come to after so many epochs."""
+    return content_key("trial", [key, epochs])
 
 
 def train(
@@ -86,7 +78,7 @@ def train(
     key: str,
     network: nn.Module,
     *,
-    look: Look | None = None,
+    epochs: int | None = None,
 ) -> Trained:
     """Train on shard sets.
 
@@ -96,7 +88,8 @@ def train(
         prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
         key: of this training: another one has another key.
         network: to start from.
-        look: where a search looks at this training before its end; None trains all epochs.
+        epochs: after which a search looks at this training, which may go on later, from its checkpoint; None trains
+            all of them.
 
     Raises:
         ConfigError: factory, optimizer, loss and settings do not fit each other.
@@ -111,8 +104,8 @@ def train(
     accuracy = accuracy_column(spec)
     if accuracy is not None and settings.monitor == accuracy:
         parameters["metrics"] = list(metrics_of_trials(spec))
-    if look is not None:  # its learning rates are those of all epochs
-        parameters["epochs"] = look.epochs
+    if epochs is not None:  # its learning rates are those of all epochs
+        parameters["epochs"] = epochs
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
@@ -125,7 +118,7 @@ def train(
         **parameters,
     )
     model = estimator.fit_on_shards(prepared.shards.train, prepared.shards.validate)
-    folder = f"{spec.places.runs}/models/{key if look is None else look.bundle}"
+    folder = f"{spec.places.runs}/models/{key if epochs is None else look_key(key, epochs)}"
     adjustments = adjustments_of(model, spec, labels, prepared.shards.validate)
     fitted_labels = [vars(label) for label in labels]
     try:
@@ -145,7 +138,7 @@ def train(
             f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
             f"published: {error}"
         ) from error
-    if look is None:
+    if epochs is None:
         checkpoints_of(spec, key).delete(recursive=True)
     calibrated = [adjustment for adjustment in adjustments if calibrates(spec, adjustment.output)]
     summary = model.summary
