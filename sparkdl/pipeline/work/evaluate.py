@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.columns.decode import decode
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
@@ -302,16 +303,9 @@ def _in_order(predictions: Floats, classes: Sequence[str], wanted: Sequence[str]
 
 def numbers(column: pa.ChunkedArray) -> Floats:
     """Numbers (rows,), or (rows, width) of lists of as many each; a null is NaN."""
-    if not pa.types.is_list(column.type):
-        values: Floats = column.cast(pa.float64()).to_numpy()
-        return values
-    lists = column.combine_chunks()
-    valid = lists.is_valid().to_numpy(zero_copy_only=False)
-    flat = lists.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False)
-    width = max(1, len(flat) // max(1, int(valid.sum())))
-    matrix = np.full((len(lists), width), np.nan)
-    matrix[valid] = flat.reshape(-1, width)
-    return matrix
+    values = decode("", column.combine_chunks())
+    shape = tuple(max(1, width) for width in values.shape or ())  # of lists that are all null
+    return values.dense(values.elements.astype(np.float64), shape, np.nan)
 
 
 def predicted(label: FittedLabel, outputs: Floats) -> Floats:
