@@ -231,7 +231,7 @@ def _joined(
         WINDOW,
         *columns,
         F.col(quoted(label.name)).isNull().alias("_missing"),
-        encoded(label.name, label).cast("double").alias("_label"),
+        encoded(label).cast("double").alias("_label"),
         row_weight(run.spec).alias("_weight"),
     )
     return version_predictions.join(actual, on=[WINDOW, *keys], how="left").drop(*keys)

@@ -327,6 +327,6 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
 
 def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: FittedLabel, *more: str) -> pa.Table:
     """The raw columns of rows with label and weight, on the driver."""
-    rows = frame.withColumns({_LABEL: encoded(label.name, label).cast("double"), _WEIGHT: row_weight(spec)})
+    rows = frame.withColumns({_LABEL: encoded(label).cast("double"), _WEIGHT: row_weight(spec)})
     with task_errors():
         return selected(rows, [*features.columns, *more, _LABEL, _WEIGHT]).toArrow()

@@ -64,7 +64,7 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
         count: how many rows there are.
     """
     rows = drawn(rows, spec, "summed up", _MOST_SUMMED, count)
-    columns = [encoded(label.name, label).cast("double").alias(f"_{position}") for position, label in enumerate(labels)]
+    columns = [encoded(label).cast("double").alias(f"_{position}") for position, label in enumerate(labels)]
     with task_errors():
         table = rows.select(*columns, row_weight(spec).alias("_weight")).toArrow()
     weights = numbers(table["_weight"])
@@ -90,7 +90,7 @@ def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, l
         return rows
     names = [f"_entity_{position}" for position in range(len(entity))]
     keys = [F.col(quoted(column)).alias(name) for column, name in zip(entity, names, strict=True)]
-    newest = F.max(F.struct(F.col(quoted(str(spec.source.when))), encoded(label.name, label).alias(_LAST)))
+    newest = F.max(F.struct(F.col(quoted(str(spec.source.when))), encoded(label).alias(_LAST)))
     last_values = training.groupBy(*keys).agg(newest[_LAST].alias(_LAST))
     pairs = [F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in zip(entity, names, strict=True)]
     return rows.join(last_values, functools.reduce(operator.and_, pairs), "left").drop(*names)
@@ -269,7 +269,7 @@ def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
     slices = {f"__sparkdl_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
-    judging_columns = {"__sparkdl_group": group, "__sparkdl_label": encoded(label.name, label), **slices}
+    judging_columns = {"__sparkdl_group": group, "__sparkdl_label": encoded(label), **slices}
     last = [_LAST] if _LAST in rows.columns else []
     return rows.withColumns(judging_columns), list(dict.fromkeys([*judging_columns, *weight, *last]))
 

@@ -144,11 +144,11 @@ def labelled(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     return rows
 
 
-def encoded(name: str, label: FittedLabel) -> Column:
+def encoded(label: FittedLabel) -> Column:
     """The column of a label as numbers; null where it is missing or no class that training saw."""
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(name))
+    column = F.col(quoted(label.name))
     if label.type == "regression":
         return column.cast("double").cast("float")
     class_index = F.coalesce(
@@ -200,7 +200,7 @@ def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Seq
     has_labels = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
     counts = [F.count("*").alias("rows"), F.count_if(has_labels).alias("labelled")]
     for n, label in enumerate(labels):
-        number = encoded(label.name, label)
+        number = encoded(label)
         invalid = number.isNull()
         if label.type == "regression":
             invalid = invalid | F.isnan(number) | (F.abs(number) == float("inf"))

@@ -187,7 +187,7 @@ def cut_shards(
     rows = labelled(rows, labels.names)
     weight = [spec.weight] if spec.weight else []
     raw = [name for name in features.columns if name not in labels.names]
-    numbers = {label.name: encoded(label.name, label) for label in labels}
+    numbers = {label.name: encoded(label) for label in labels}
     numbers |= {name: F.col(quoted(name)).cast("float") for name in weight}
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
