@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.registered import ModelRegistry, load_model
     from sparkdl.estimator.score_table import score_table
+    from sparkdl.estimator.space import Range
     from sparkdl.estimator.store import Store
-    from sparkdl.estimator.tune import Range, tune
+    from sparkdl.estimator.tune import tune
     from sparkdl.models.trust import allow_imports, allow_pickle
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
@@ -53,7 +54,7 @@ _HOMES = {
     "Mesh": "strategies.mesh",
     "ModelRegistry": "estimator.registered",
     "Pipeline": "pipeline.pipeline",
-    "Range": "estimator.tune",
+    "Range": "estimator.space",
     "ShardedDataset": "batches.reading.loader",
     "SpreadModel": "spread_model",
     "Store": "estimator.store",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 import tempfile
 import threading
 import time
@@ -27,6 +25,7 @@ from sparkdl.estimator.fit_spec import sharing_key
 from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.params.params import callers_names, value_of
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
+from sparkdl.estimator.space import Range, Settings, Space, all_settings, drawn_settings
 from sparkdl.estimator.store import open_store
 from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tuning import SharedShards
@@ -37,42 +36,6 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
-
-Settings = dict[str, Any]
-_DRAWS_A_TRIAL = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from ``low`` to ``high``, both included.
-
-    Attributes:
-        low: the least.
-        high: the greatest.
-        log: whether their logarithms are spread evenly, as suits a learning rate.
-        whole: whether only whole numbers are drawn.
-
-    Raises:
-        ConfigError: there is no number between them, or no logarithm.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high or not math.isfinite(self.high - self.low):
-            raise ConfigError(f"Range({self.low!r}, {self.high!r}) is empty: give a low end below the high one")
-        if self.log and self.low <= 0:
-            raise ConfigError(f"Range({self.low!r}, {self.high!r}, log=True) has no logarithm: give a low end above 0")
-
-    def draw(self, generator: random.Random) -> float:
-        """Draw a number."""
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        number = low + (high - low) * generator.random()
-        number = min(max(math.exp(number) if self.log else number, self.low), self.high)
-        return round(number) if self.whole else number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +255,7 @@ class _Search:
         seed: int,
         name: str,
         keeps: bool,
-        tpe_space: Mapping[str, Sequence[Any] | Range] | None = None,
+        tpe_space: Space | None = None,
     ) -> None:
         self._make, self._frame, self._metric, self._seed, self._name = make, df, metric, seed, name
         self._making = threading.Lock()  # torch has one generator
@@ -528,9 +491,7 @@ def _check_call(method: str, trials: int | None, min_epochs: int, reduction: int
             raise ConfigError(f"{name}={value!r} is below {least}, or no whole number: give at least {least}")
 
 
-def _settings_of(
-    space: Mapping[str, Sequence[Any] | Range], method: str, trials: int | None, seed: int
-) -> list[Settings]:
+def _settings_of(space: Space, method: str, trials: int | None, seed: int) -> list[Settings]:
     """The settings of every trial, the same each time.
 
     Raises:
@@ -547,19 +508,14 @@ def _settings_of(
             raise ConfigError(f"space[{name!r}]={values!r} holds no values: give a list of them, or a Range")
         as_json("space", {name: list(values)}, ConfigError)
     if method == "grid":
-        lists = [list(values) for values in space.values()]  # type: ignore[arg-type]
-        return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
-    count, generator, drawn = trials or 20, random.Random(seed), list[Settings]()
-    for _ in range(_DRAWS_A_TRIAL * count):
-        settings = {
-            name: values.draw(generator) if isinstance(values, Range) else generator.choice(values)
-            for name, values in space.items()
-        }
-        if settings not in drawn:
-            drawn.append(settings)
-        if len(drawn) == count:
-            return drawn
-    raise ConfigError(f"trials={count}, and space has no more than {len(drawn)} settings: ask for fewer, or for a grid")
+        return all_settings(space)
+    count = trials or 20
+    drawn = drawn_settings(space, count, seed)
+    if len(drawn) < count:
+        raise ConfigError(
+            f"trials={count}, and space has no more than {len(drawn)} settings: ask for fewer, or for a grid"
+        )
+    return drawn
 
 
 def looks(epochs: int, least: int, reduction: int) -> tuple[int, ...]:

@@ -7,9 +7,7 @@ read from its source.
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, get_args, get_type_hints
@@ -17,6 +15,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.space import Range as NumberRange
+from sparkdl.estimator.space import Settings, Space, all_settings, drawn_settings
 from sparkdl.pipeline.code import arguments_of
 from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import Model, PipelineSpec, Range, Search, Train
@@ -31,8 +31,6 @@ _FIXED = {
     "min_num_proc": "all trials run on as many ranks",
     **dict.fromkeys(NOT_DECIDING, "it changes no weights"),
 }
-_TRIES = 50
-Settings = dict[str, Any]
 
 
 def trials_of(spec: PipelineSpec) -> list[Settings]:
@@ -46,22 +44,26 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
     search = spec.search
     if search is None:
         return [{}]
-    kinds = {name: _kind(spec, name) for name in search.space}
     if search.method == "grid":
-        listed = {name: values for name, values in search.space.items() if not isinstance(values, Range)}
-        lists = [[_typed(value, kinds[name]) for value in values] for name, values in listed.items()]
-        return [dict(zip(listed, chosen, strict=True)) for chosen in itertools.product(*lists)]
+        return all_settings(space_of(spec, search))
+    count = search.trials or 0
     if search.method == "tpe":
-        return [{} for _ in range(search.trials or 0)]
-    trials: list[Settings] = []
-    generator = random.Random(search.seed)
-    for _ in range(_TRIES * (search.trials or 0)):
-        drawn = {name: _drawn(generator, values, kinds[name]) for name, values in search.space.items()}
-        if drawn not in trials:
-            trials.append(drawn)
-        if len(trials) == search.trials:
-            return trials
-    raise ConfigError(f"={search.trials}, and the space has no more than {len(trials)} settings: give so many, or grid")
+        return [{} for _ in range(count)]
+    trials = drawn_settings(space_of(spec, search), count, search.seed)
+    if len(trials) < count:
+        raise ConfigError(f"={count}, and the space has no more than {len(trials)} settings: give so many, or grid")
+    return trials
+
+
+def space_of(spec: PipelineSpec, search: Search) -> Space:
+    """What a search may try, as ``sparkdl.tune`` takes it: numbers as their parameters take them."""
+    kinds = {name: _kind(spec, name) for name in search.space}
+    return {
+        name: NumberRange(values.low, values.high, log=values.log, whole=kinds[name] is int)
+        if isinstance(values, Range)
+        else [_typed(value, kinds[name]) for value in values]
+        for name, values in search.space.items()
+    }
 
 
 def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
@@ -72,11 +74,6 @@ def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
 def settings_text(settings: Mapping[str, Any]) -> str:
     """The settings of a trial in words."""
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def takes_whole_numbers(spec: PipelineSpec, name: str) -> bool:
-    """Whether a parameter's annotation says so."""
-    return _kind(spec, name) is int
 
 
 def factory_of(model: Model) -> str:
@@ -218,15 +215,6 @@ def _typed(value: Any, kind: type | None) -> Any:
     """The value as its parameter takes it: in a file, 2 and 2.0 are the same."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return kind(value) if kind is not None and number and value == kind(value) else value
-
-
-def _drawn(generator: random.Random, values: tuple[Any, ...] | Range, kind: type | None) -> Any:
-    if not isinstance(values, Range):
-        return _typed(generator.choice(values), kind)
-    low, high = (math.log(values.low), math.log(values.high)) if values.log else (values.low, values.high)
-    drawn = low + (high - low) * generator.random()
-    number = min(max(math.exp(drawn) if values.log else drawn, values.low), values.high)
-    return round(number) if kind is int else number
 
 
 def _refused(spec: PipelineSpec, settings: Mapping[str, Any]) -> str | None:

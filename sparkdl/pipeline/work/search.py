@@ -18,14 +18,13 @@ from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.estimator.elastic import is_of_settings
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
 from sparkdl.estimator.tpe import TpeSampler
-from sparkdl.estimator.tune import Range as TuneRange
 from sparkdl.estimator.tune import Schedule, looks
 from sparkdl.estimator.tune import Trial as TuneTrial
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.recipe import settled_train
-from sparkdl.pipeline.spec import PipelineSpec, Range
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
 from sparkdl.pipeline.state.run import Run
@@ -34,7 +33,7 @@ from sparkdl.pipeline.trials import (
     compared_by,
     metrics_of_trials,
     settings_text,
-    takes_whole_numbers,
+    space_of,
     typed_settings,
     with_settings,
 )
@@ -145,12 +144,7 @@ class TrialSearch:
 
     def _draw_by_results(self, keys: Sequence[str], width: int) -> None:
         """Draw each by what those before came to; what was drawn is kept before it trains, so that it goes on so."""
-        space = {
-            name: TuneRange(values.low, values.high, log=values.log, whole=takes_whole_numbers(self._spec, name))
-            if isinstance(values, Range)
-            else list(values)
-            for name, values in self._search.space.items()
-        }
+        space = space_of(self._spec, self._search)
         sampler = TpeSampler(space, maximise=self._maximise, seed=self._search.seed)
         numbers, drawn = {key: number for number, key in enumerate(self._settings)}, dict[str, Mapping[str, Any]]()
         for key, number in numbers.items():
