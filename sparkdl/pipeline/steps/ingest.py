@@ -99,20 +99,16 @@ class IngestStep(Step):
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Judge the rows of the windows that are due, and replace them in the clean rows."""
-        done, record = ingest(spark, run), run.record
+        run.record.books = ingest(spark, run)
         run.again = None
-        record.windows["ingested"] = [receipt.window for receipt in done]
-        record.books = done
-        for name in ("read", "kept", "quarantined", "duplicates"):
-            record.rows[name] = sum(getattr(receipt, name) for receipt in done)
-        return bool(done)
+        return bool(run.record.books)
 
     def tell(self, run: Run) -> None:
         """Which windows were ingested, which begin later, and which the source no longer holds."""
         record = run.record
-        record.windows.setdefault("ingested", [])
+        record.windows["ingested"] = [receipt.window for receipt in record.books]
         for name in ("read", "kept", "quarantined", "duplicates"):
-            record.rows.setdefault(name, 0)
+            record.rows[name] = sum(getattr(receipt, name) for receipt in record.books)
         if later := ahead(source_windows(run) or (), run.request.now):
             record.windows["ahead"] = later
         tell_deleted(run)
