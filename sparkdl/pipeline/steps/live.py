@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,15 +37,6 @@ _MOST_WINDOWS = 100
 """The newest windows with predictions that are looked at, besides those whose rows have changed since."""
 _MOST_KEPT = 400
 """Errors that are kept, of the newest windows, and as many predictions that no label has come for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Predictions:
-    """The predictions of one window, and the key of their comparison with its labels."""
-
-    window: str
-    scored: Scored
-    key: str
 
 
 class LiveStep(Step):
@@ -125,22 +116,22 @@ def _compared(run: Run, clean: DataFrame, earlier: Live) -> Live:
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
     settings = _settings(run)
-    by_version: dict[int, list[_Predictions]] = {}
+    keys: dict[str, str] = {}
+    by_version: dict[int, list[Scored]] = {}
     for window in sorted({*sorted(receipts)[-_MOST_WINDOWS:], *changed}):
         receipt = receipts[window]
-        key = content_key("live", {**settings, "predictions": receipt.key, "rows": content[window]})
-        predictions = _Predictions(window=window, scored=receipt.read(Scored), key=key)
-        version = predictions.scored.version
-        compared = errors.get((window, version))
-        if compared is None or compared.key != predictions.key:
-            by_version.setdefault(version, []).append(predictions)
+        keys[window] = content_key("live", {**settings, "predictions": receipt.key, "rows": content[window]})
+        scored = receipt.read(Scored)
+        compared = errors.get((window, scored.version))
+        if compared is None or compared.key != keys[window]:
+            by_version.setdefault(scored.version, []).append(scored)
     reasons = []
     for version, windows in sorted(by_version.items()):
         try:
-            errors |= {(error.window, version): error for error in _errors(run, clean, earlier.label, windows)}
+            errors |= {(error.window, version): error for error in _errors(run, clean, earlier.label, windows, keys)}
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as cause:
-            for predictions in windows:
-                del rows[predictions.window]  # so that it is compared again when the next label comes
+            for scored in windows:
+                del rows[scored.window]  # so that it is compared again when the next label comes
             reasons.append(f"the predictions of version {version} cannot be compared: {cause}")
             logger.warning("live error: %s", reasons[-1])
     return replace(earlier, metric=metric, windows=_newest(errors), rows=rows, reason="; ".join(reasons))
@@ -153,13 +144,15 @@ def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...
     return tuple(errors[pair] for pair in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _errors(run: Run, clean: DataFrame, name: str, windows: Sequence[_Predictions]) -> Iterator[LiveError]:
-    """The errors of windows that one version predicted."""
+def _errors(
+    run: Run, clean: DataFrame, name: str, windows: Sequence[Scored], keys: Mapping[str, str]
+) -> Iterator[LiveError]:
+    """The errors of windows that one version predicted, each with the key of its comparison."""
     from sparkdl.pipeline.work.labels import labels_of
 
-    spec, version = run.spec, windows[0].scored.version
-    model = run.registry.get(str(spec.publish.name), version)
-    if {predictions.scored.artifact for predictions in windows} - {"", model.artifact}:
+    spec = run.spec
+    model = run.registry.get(str(spec.publish.name), windows[0].version)
+    if {scored.artifact for scored in windows} - {"", model.artifact}:
         raise ConfigError(f"another model than {spec.publish.name} has made them")
     labels = labels_of(bundle_of(model))
     if name not in labels.names:
@@ -170,38 +163,33 @@ def _errors(run: Run, clean: DataFrame, name: str, windows: Sequence[_Prediction
     outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
     trained, taught = trained_of(run.receipts, model), list[str]()
     if trained is not None:
-        taught = [predictions.window for predictions in windows if predictions.window in trained.windows]
+        taught = [scored.window for scored in windows if scored.window in trained.windows]
         if unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels) is None:
             taught = []  # rows of these windows, of which others are scored
     summary = None if trained is None else trained.labels.get(name)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
     for chunk in _chunks(windows, label.most_measured):
-        rows = _joined(run, clean, label, outputs, chunk, version).toPandas()
+        rows = _joined(run, clean, label, outputs, chunk).toPandas()
         rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
-        for predictions in chunk:
-            window_rows = rows_by_window.get(predictions.window, rows.head(0))
-            is_taught = all_rows_scored or predictions.window in taught
-            yield _error(predictions, label, window_rows, is_taught, spec.judged_metric, summary)
+        for scored in chunk:
+            window_rows = rows_by_window.get(scored.window, rows.head(0))
+            is_taught = all_rows_scored or scored.window in taught
+            yield _error(scored, keys[scored.window], label, window_rows, is_taught, spec.judged_metric, summary)
 
 
-def _chunks(windows: Sequence[_Predictions], most: int) -> Iterator[list[_Predictions]]:
+def _chunks(windows: Sequence[Scored], most: int) -> Iterator[list[Scored]]:
     """A few windows at a time, so that the driver can hold their rows."""
-    chunk: list[_Predictions] = []
-    for predictions in windows:
-        if chunk and sum(earlier.scored.rows for earlier in chunk) + predictions.scored.rows > most:
+    chunk: list[Scored] = []
+    for scored in windows:
+        if chunk and sum(earlier.rows for earlier in chunk) + scored.rows > most:
             yield chunk
             chunk = []
-        chunk.append(predictions)
+        chunk.append(scored)
     yield chunk
 
 
 def _joined(
-    run: Run,
-    clean: DataFrame,
-    label: FittedLabel,
-    outputs: Sequence[str],
-    predicted: Sequence[_Predictions],
-    version: int,
+    run: Run, clean: DataFrame, label: FittedLabel, outputs: Sequence[str], predicted: Sequence[Scored]
 ) -> DataFrame:
     """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``.
 
@@ -211,15 +199,16 @@ def _joined(
 
     from sparkdl.pipeline.work.labels import encoded, row_weight
 
-    windows, key = [predictions.window for predictions in predicted], run.spec.source.key
+    windows, key = [scored.window for scored in predicted], run.spec.source.key
     predictions = run.project.predictions.read(clean.sparkSession)
     absent = [name for name in (*key, *outputs, "model_version") if name not in predictions.columns]
     if absent:
         raise SchemaError(f"the table of predictions has no column {absent[0]!r}, but {predictions.columns}")
     if label.name not in clean.columns:
         raise SchemaError(f"the rows have no label {label.name!r}, but {clean.columns}")
-    version_predictions = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
-    most = max(predictions.scored.rows for predictions in predicted)
+    of_version = F.col("model_version") == predicted[0].version
+    version_predictions = predictions.where(F.col(WINDOW).isin(*windows) & of_version)
+    most = max(scored.rows for scored in predicted)
     if most > label.most_measured:
         hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
         version_predictions = version_predictions.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
@@ -238,7 +227,8 @@ def _joined(
 
 
 def _error(
-    predictions: _Predictions,
+    scored: Scored,
+    key: str,
     label: FittedLabel,
     rows: pd.DataFrame,
     seen: bool,
@@ -264,9 +254,9 @@ def _error(
         if summary is not None:
             baseline = baseline_of(summary, predicted, label.classes).values.get(metric)
     return LiveError(
-        window=predictions.window,
-        version=predictions.scored.version,
-        key=predictions.key,
+        window=scored.window,
+        version=scored.version,
+        key=key,
         waiting=int(missing.sum()),
         unknown=int((~missing & ~labelled).sum()),
         unmatched=predicted_rows - len(rows),

@@ -248,17 +248,18 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
     late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
     assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
 
-    looked_at, predictions_of = [], live._Predictions
+    looked_at, key_of = [], live.content_key
 
-    def spied(*, window, **more):
-        looked_at.append(window)
-        return predictions_of(window=window, **more)
+    def spied(step, inputs):
+        if isinstance(inputs["rows"], str):  # else the key is of all windows together
+            looked_at.append(inputs["rows"])
+        return key_of(step, inputs)
 
-    monkeypatch.setattr(live, "_Predictions", spied)
+    monkeypatch.setattr(live, "content_key", spied)
     monkeypatch.setattr(live, "_MOST_KEPT", 1)
     assert shop.look(None, content | {A: "rows with labels"}).windows == late.windows
     assert looked_at == []
     shop.say_scored(B, "made anew")
     again = shop.look(clean.assign(price=4.0), content | {A: "rows with labels"})
-    assert looked_at == [B]  # not each window whose labels ever came, in each run
+    assert looked_at == ["rows without labels"]  # of B; not each window whose labels ever came, in each run
     assert [(one.window, one.measured.values["rmse"]) for one in again.windows] == [(B, 3.0)]
