@@ -133,8 +133,7 @@ def configured_elsewhere() -> list[Layer]:
         raise ConfigError(f"PYSPARK_SUBMIT_ARGS are no words of spark-submit ({error}): correct them") from error
     pairs = [word.partition("=")[::2] if "=" in word else (word, argument) for word, argument in pairwise([*words, ""])]
     flags = {_FLAGS[word]: value for word, value in pairs if word in _FLAGS}
-    confs = [argument for word, argument in pairwise(words) if word in ("--conf", "-c")]
-    confs += [word.removeprefix("--conf=") for word in words if word.startswith("--conf=")]
+    confs = [value for word, value in pairs if word in ("--conf", "-c")]
     flags |= {name: value for name, _, value in (conf.partition("=") for conf in confs)}
     return [spark_defaults(), ("the environment", variables), ("PYSPARK_SUBMIT_ARGS", flags)]
 
@@ -185,20 +184,19 @@ def code_for_workers(spark: SparkSession, spec: PipelineSpec) -> Iterator[None]:
     That holds for sessions that were there before, on one machine or wherever that folder can be seen; a server of
     Spark Connect decides itself what its workers import.
     """
-    spark_context = getattr(spark, "_sc", None)
-    folder = code_folder(spec.code) if any(named_functions(spec)) else None
-    earlier = None if spark_context is None else spark_context.environment.get("PYTHONPATH")
-    if spark_context is None or folder is None or folder in (earlier or "").split(os.pathsep):
+    environment, folder = _environment(spark), code_folder(spec.code) if any(named_functions(spec)) else None
+    earlier = environment.get("PYTHONPATH")
+    if folder is None or folder in (earlier or "").split(os.pathsep):
         yield
         return
-    spark_context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, earlier]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, earlier]))
     try:
         yield
     finally:
         if earlier is None:
-            del spark_context.environment["PYTHONPATH"]
+            del environment["PYTHONPATH"]
         else:
-            spark_context.environment["PYTHONPATH"] = earlier
+            environment["PYTHONPATH"] = earlier
 
 
 def torch_for_workers(spark: SparkSession) -> None:
