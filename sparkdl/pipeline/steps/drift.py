@@ -205,16 +205,14 @@ def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names:
 
     features = _features_of(project, champion, clean.columns)
     options = {feature.name: feature.options for feature in features.fitted}
-    reference = {feature.name: feature.statistics for feature in features.fitted}
-    expected = counts_of(options, reference)
-    named = sum(len(statistics.values) for statistics in reference.values())
+    expected = counts_of(options, {feature.name: feature.statistics for feature in features.fitted})
+    named = sum(len(feature.statistics.values) for feature in features.fitted)
     at_once = max(1, _VALUES_AT_ONCE // max(1, named))
-    feature_statistics = {name: (options[name], reference[name]) for name in options}
     drift_by_window: dict[str, Drift] = {}
     for first in range(0, len(names), at_once):
         chunk = names[first : first + at_once]
         rows = clean.where(F.col(WINDOW).isin(*chunk))
-        by_window = window_statistics(rows, WINDOW, feature_statistics, features.functions)
+        by_window = window_statistics(rows, features)
         drift_by_window |= {
             name: compare(expected, counts_of(options, by_window[name]), project.spec.drift)
             for name in chunk

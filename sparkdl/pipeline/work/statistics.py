@@ -35,9 +35,11 @@ from sparkdl.columns.statistics import RunningStats
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
+from sparkdl.features.fitted import Features
 from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Image, Number
 from sparkdl.features.statistics import KNOTS, PROBABILITIES, Running, Statistics, statistics_of, top_values
 from sparkdl.features.tokens import Functions
+from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work.file_rows import FileRows
 
 ACCURACY = 10_000
@@ -104,17 +106,13 @@ def spark_statistics(
     return statistics
 
 
-def window_statistics(
-    df: DataFrame, window: str, reference: Mapping[str, tuple[Feature, Statistics]], functions: Functions | None = None
-) -> dict[str, dict[str, Statistics]]:
-    """The statistics of each window of a DataFrame, counted as those of a reference were, in one pass.
+def window_statistics(df: DataFrame, fitted: Features) -> dict[str, dict[str, Statistics]]:
+    """The statistics of each window of a DataFrame, counted as those of the training rows were, in one pass.
 
     Args:
-        df: of raw columns.
-        window: the column that says which window a row belongs to.
-        reference: options and statistics by the name of the feature: numbers are counted between its quantiles, and of
-            a vocabulary's values those that it names.
-        functions: that cut texts.
+        df: of raw columns, with ``_window``.
+        fitted: to the training rows: numbers are counted between their quantiles, and of a vocabulary's values those
+            that it names.
 
     Returns:
         by window, then by feature; a window without rows is not there.
@@ -123,15 +121,15 @@ def window_statistics(
         SchemaError: a column is missing, or of a type that its feature cannot be made of.
         DataError: its values are none that the feature can be made of.
     """
-    features = {name: options for name, (options, _) in reference.items()}
+    features = {feature.name: feature.options for feature in fitted.fitted}
     vocabularies = {
-        name: statistics.values for name, (options, statistics) in reference.items() if isinstance(options, Encoded)
+        feature.name: feature.statistics.values for feature in fitted.fitted if isinstance(feature.options, Encoded)
     }
-    quantiles = {name: statistics.quantiles for name, (_, statistics) in reference.items()}
+    quantiles = {feature.name: feature.statistics.quantiles for feature in fitted.fitted}
     named = {name: frozenset(values) for name, values in vocabularies.items()}
-    task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
+    task = _Count(features, _sources(df, features), quantiles, dict(fitted.functions), named)
     with task_errors():
-        raw_counts = map_row(*_raw(df, features, F.col(quoted(window))), task, _SCHEMA)
+        raw_counts = map_row(*_raw(df, features, F.col(WINDOW)), task, _SCHEMA)
         rows = _summed(raw_counts).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}

@@ -163,8 +163,7 @@ def test_windows_are_counted_as_their_reference_was_in_one_pass(spark):
         promote_options="default",
     )
     frame = spark.createDataFrame(both).repartition(2, "plain")
-    options = {name: (FEATURES[name], reference[name]) for name in FEATURES}
-    found = window_statistics(frame, "_window", options, VOWELS)
+    found = window_statistics(frame, fit(FEATURES, reference, VOWELS))
     assert list(found) == ["a", "b"]
     for window, one in later.items():
         expected = counted_between(reference, FEATURES, one, VOWELS)
