@@ -183,7 +183,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
         reads_unknown: whether only Spark can tell which windows are due.
     """
     planned: list[PlannedStep] = []
-    stale_steps: list[str] = []  # of learning, each of which reads what those before it made
+    first_stale = ""  # of learning, whose steps each read what those before them made
     for step in steps:
         if not step.listed:  # no other step waits for it
             continue
@@ -201,15 +201,13 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
                 why = waits.removeprefix("learning waits: ")
                 planned.append(PlannedStep(name=step.name, state="waits", why=why))
                 continue
-        if step.learns and stale_steps:
-            cause = stale_steps[0]
-            follows_open = any(earlier.name == cause and earlier.state == "open" for earlier in planned)
-            state: StepState = "open" if follows_open or step.name == "publish" else "done again"
-            why = "evaluate decides" if step.name == "publish" else f"it follows {cause}"
+        if step.learns and first_stale:
+            state: StepState = "open" if step.name == "publish" else "done again"
+            why = "evaluate decides" if step.name == "publish" else f"it follows {first_stale}"
         else:
             state, why = _state(step, run)
             if state != "kept" and step.learns:
-                stale_steps.append(step.name)
+                first_stale = step.name
         planned.append(PlannedStep(name=step.name, state=state, why=why))
     if reads_unknown:
         planned = [
