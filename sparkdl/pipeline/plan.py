@@ -90,12 +90,7 @@ class Plan:
 
 
 class _AfterIngestion(Run):
-    """A run as it goes on once what is due is ingested: there are windows that have rows, and nobody knows which.
-
-    Args:
-        run: that is planned.
-        ingest: what it would ingest.
-    """
+    """A run as it goes on once what is due is ingested: there are windows that have rows, and nobody knows which."""
 
     def __init__(self, run: Run, ingest: Stale) -> None:
         super().__init__(run.project, run.request)
@@ -161,7 +156,7 @@ def plan_of(run: Run) -> Plan:
             PlannedStep(name=step.name, state="open", why="no row was read yet") for step in steps[1:] if step.listed
         ]
         return replace(plan, steps=tuple(unread), amounts=_amounts(run, due, None))
-    planned, stops = _walk(steps[1:], run_after, reads_unknown=due is None)
+    planned, stops = _walk(steps[1:], run_after, due_is_known=due is not None)
     if stops and due is not None:
         return replace(plan, steps=tuple(planned), stops=stops)
     learnt, _ = parts_to_learn(run_after)
@@ -174,14 +169,8 @@ def plan_of(run: Run) -> Plan:
     )
 
 
-def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list[PlannedStep], str]:
-    """Every step with its state, and why a run would be refused.
-
-    Args:
-        steps: from drift on.
-        run: after the ingestion.
-        reads_unknown: whether only Spark can tell which windows are due.
-    """
+def _walk(steps: Sequence[Step], run: Run, *, due_is_known: bool) -> tuple[list[PlannedStep], str]:
+    """Every step after the ingestion with its state, and why a run would be refused."""
     planned: list[PlannedStep] = []
     first_stale = ""  # of learning, whose steps each read what those before them made
     for step in steps:
@@ -190,7 +179,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
         if step.name == "drift":
             planned.append(_drift(step, run))
             action = decided(run).action if planned[0].state == "kept" else "none"
-            if action == "fail" and not reads_unknown:
+            if action == "fail" and due_is_known:
                 return planned, planned[0].why
             if action == "retrain":
                 learn_from_all(run)
@@ -209,7 +198,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
             if state != "kept" and step.learns:
                 first_stale = step.name
         planned.append(PlannedStep(name=step.name, state=state, why=why))
-    if reads_unknown:
+    if not due_is_known:
         planned = [
             replace(step, state="open", why=f"{step.why}, if no row of the source has changed")
             if step.state == "kept"
@@ -270,13 +259,7 @@ def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
 
 
 def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict[str, Amount]:
-    """Rows, bytes and seconds of all steps, as far as they can be told.
-
-    Args:
-        run: that is planned.
-        due: windows to ingest; None where only Spark can tell.
-        parts: the windows that are learnt from; None where nothing is.
-    """
+    """Rows, bytes and seconds of all steps, as far as they can be told; ``due`` is None where only Spark can tell."""
     windows, spec = source_windows(run), run.spec
     read = None if due is None else [name for name in due if windows is None or name in windows]
     amounts = amounts_of(spec, run.snapshot.sizes, read, run.windows(), parts)

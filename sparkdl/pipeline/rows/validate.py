@@ -120,11 +120,9 @@ def fingerprints(
 
 
 def _outcomes(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
-    """What became of the rows of each window, from the counts of all tasks, with hashes of them.
+    """What became of the rows of each window, from the reports of all tasks.
 
-    Args:
-        reports: of the tasks.
-        columns: hashes of the rows' columns, with labels and without, which are part of them.
+    Their hashes begin with those of the ``columns``, with labels and without.
     """
     outcomes_by_window: dict[str, Outcomes] = {}
     kept_hashes: dict[str, list[Hash]] = {}
@@ -158,15 +156,7 @@ def _text(columns: str, rows: int, folded: Hash) -> str:
 
 
 def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch, labels: Collection[str]) -> None:
-    """Add the rows of a batch by window and outcome.
-
-    Args:
-        sums: so far.
-        windows: of each row.
-        outcomes: of each row.
-        rows: columns that are hashed.
-        labels: columns of these.
-    """
+    """Add the rows of a batch by window and outcome; all columns of ``rows`` are hashed."""
     named, reasons = windows.dictionary_encode(), outcomes.dictionary_encode()
     codes = to_numpy(named.indices).astype(np.int64) * len(reasons.dictionary) + to_numpy(reasons.indices)
     by_column = column_hashes(dict(zip(rows.schema.names, rows.columns, strict=True)))
@@ -206,14 +196,7 @@ class _Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class _Validation:
-    """The function that every task of the pass runs.
-
-    Attributes:
-        columns: of valid rows, the window first.
-        labels: columns of these.
-        clean: writes these.
-        quarantine: writes window, reason and text of refused ones.
-    """
+    """The function that every task of the pass runs; the window is the first of the columns of valid rows."""
 
     columns: tuple[str, ...]
     labels: frozenset[str]

@@ -325,13 +325,7 @@ def ingest(spark: SparkSession, run: Run) -> list[WindowReceipt]:
 
 
 def _look(run: Run, source_rows: DataFrame, files: ParquetRows | None) -> tuple[Mapping[str, str], Mapping[str, int]]:
-    """A hash of what the source holds for each window, which the run knows from then on, and its rows, about.
-
-    Args:
-        run: that ingests.
-        source_rows: all rows, with their windows.
-        files: that tasks read them from; None where Spark reads them.
-    """
+    """A hash of what the source holds for each window, which the run knows from then on, and its rows, about."""
     source, snapshot, windows = run.project.source, run.snapshot, source_windows(run)
     if snapshot.windows is not None:
         return snapshot.windows, {name: size.rows_about for name, size in snapshot.sizes.items()}
@@ -363,37 +357,27 @@ def check_columns(spark: SparkSession, run: Run) -> None:
 
 
 def _transformed(run: Run, source_rows: DataFrame, due_rows: DataFrame) -> DataFrame:
-    """What the transform makes of the rows that are due, if the file fits its columns and those of the source.
-
-    Raises:
-        PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
-    """
+    """What the transform makes of the rows that are due, if the file fits its columns and those of the source."""
     file = run.project.file
     rows = transformed(source_rows.sparkSession, file, due_rows)
     file.check_columns(arrow_types(source_rows), None if run.spec.transform is None else arrow_types(rows))
     return rows
 
 
-def _gathered(rows: DataFrame, run: Run, largest: int, windows: int) -> DataFrame:
+def _gathered(rows: DataFrame, run: Run, rows_of_largest: int, windows: int) -> DataFrame:
     """The rows with those of a window, and of a key in it, in few tasks, so that a window becomes few files.
 
     Where partition folders already hold each window by itself, and no keys are compared, rows stay where they are read.
-
-    Args:
-        rows: with their window.
-        run: the run.
-        largest: rows of the largest window, about.
-        windows: how many there are.
     """
     from pyspark.sql import functions as F
 
     spec, stored = run.spec, run.snapshot.bytes
     small = stored is not None and stored <= _ONE_TASK and windows <= _ONE_TASK_WINDOWS
-    if small and spec.transform is None and largest < _ROWS_PER_FILE:
+    if small and spec.transform is None and rows_of_largest < _ROWS_PER_FILE:
         return rows.coalesce(1)
     if spec.source.partition is not None and not spec.source.key and spec.transform is None:
         return rows
-    files = 1 + largest // _ROWS_PER_FILE
+    files = 1 + rows_of_largest // _ROWS_PER_FILE
     if files == 1:
         return rows.repartition(WINDOW)
     plain = [F.col(quoted(name)) for name in spec.source.key if rows.schema[name].dataType.simpleString() in _HASHED]

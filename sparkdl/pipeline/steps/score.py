@@ -214,11 +214,7 @@ def _named(run: Run, scored: DataFrame, labels: Labels, version: int) -> DataFra
 
 
 def _check_types(table: Table, frame: DataFrame) -> list[str]:
-    """The columns of a table that a pipeline wrote, which can hold the rows; empty of any other, and of none.
-
-    Raises:
-        SchemaError: a column is of another type than in the table.
-    """
+    """The columns of a table that a pipeline wrote, if it can hold the rows; empty of any other, and of none."""
     columns = table.columns() if table.exists() else []
     if not set(columns) >= _OWN:
         return []
@@ -231,9 +227,6 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     """The rows with the columns of the table, which gets those that it lacks; what is kept no longer becomes null.
 
     A table that no pipeline wrote stays as it is, and refuses rows with other columns.
-
-    Raises:
-        SchemaError: a column is of another type than in the table.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
