@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
@@ -26,7 +28,6 @@ from sparkdl.pipeline.steps.score import scored_windows
 from sparkdl.pipeline.windows import WINDOW
 
 if TYPE_CHECKING:
-    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.pipeline.work.labels import FittedLabel
@@ -169,10 +170,9 @@ def _errors(
     summary = None if trained is None else trained.labels.get(name)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
     for chunk in _chunks(windows, label.most_measured):
-        rows = _joined(run, clean, label, outputs, chunk).toPandas()
-        rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
+        rows = _joined(run, clean, label, outputs, chunk).toArrow()
         for scored in chunk:
-            window_rows = rows_by_window.get(scored.window, rows.head(0))
+            window_rows = rows.filter(pc.equal(rows[WINDOW], scored.window))
             is_taught = all_rows_scored or scored.window in taught
             yield _error(scored, keys[scored.window], label, window_rows, is_taught, spec.judged_metric, summary)
 
@@ -230,25 +230,22 @@ def _error(
     scored: Scored,
     key: str,
     label: FittedLabel,
-    rows: pd.DataFrame,
+    rows: pa.Table,
     seen: bool,
     metric: str,
     summary: LabelSummary | None,
 ) -> LiveError:
-    from sparkdl.pipeline.work.evaluate import with_quantiles
+    from sparkdl.pipeline.work.evaluate import numbers, with_quantiles
 
-    predicted_rows, rows = len(rows), rows[rows["_missing"].notna()]
-    missing = rows["_missing"].to_numpy(dtype=bool)
-    numbers = rows["_label"].to_numpy(dtype=np.float64)
-    labelled = ~missing & np.isfinite(numbers)
+    matched = rows.filter(rows["_missing"].is_valid())
+    missing = numbers(matched["_missing"]) != 0
+    truths = numbers(matched["_label"])
+    labelled = ~missing & np.isfinite(truths)
     measured, baseline = None, None
     if labelled.any():
-        outputs: Any = rows["_output"][labelled]
-        several = label.type == "multiclass" or label.levels
-        outputs = np.stack(outputs.to_list()) if several else outputs.to_numpy(dtype=np.float64)
-        weights = rows["_weight"][labelled].to_numpy(dtype=np.float64)
+        outputs, weights = (numbers(matched[name])[labelled] for name in ("_output", "_weight"))
         values = outputs[:, label.middle] if label.levels else outputs
-        predicted = Rows.of(label.type, numbers[labelled], values, weights=weights, label=label.name)
+        predicted = Rows.of(label.type, truths[labelled], values, weights=weights, label=label.name)
         predicted = with_quantiles(predicted, label, outputs, label.levels)
         measured = measure(predicted)
         if summary is not None:
@@ -259,7 +256,7 @@ def _error(
         key=key,
         waiting=int(missing.sum()),
         unknown=int((~missing & ~labelled).sum()),
-        unmatched=predicted_rows - len(rows),
+        unmatched=len(rows) - len(matched),
         measured=measured,
         trained_on=seen,
         baseline=baseline,
