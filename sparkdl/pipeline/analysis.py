@@ -22,6 +22,7 @@ from sparkdl.compat.java_classes import java_options
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.file.conditions import sql_problem
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.tables.engine import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +57,7 @@ def analysed(spec: PipelineSpec, columns: Mapping[str, pa.DataType | None]) -> A
         columns: type of each column of the source; None where it cannot be told.
     """
     sql = None if spec.transform is None else spec.transform.sql
-    session = _active()
+    session = spark_session()
     if sql is not None and (plain := sql_problem(sql)):
         return Analysis(problems=((("transform", "sql"), plain),))
     if (sql is None and session is None) or (spec.transform is not None and sql is None):
@@ -81,14 +82,6 @@ def analysed(spec: PipelineSpec, columns: Mapping[str, pa.DataType | None]) -> A
         transformed=types,
         unknown=answer.get("unknown", ""),
     )
-
-
-def _active() -> SparkSession | None:
-    if "pyspark" not in sys.modules:
-        return None
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession()
 
 
 def _asked_of_a_process(asked: dict[str, Any]) -> dict[str, Any]:

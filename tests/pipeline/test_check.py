@@ -106,7 +106,7 @@ def test_a_text_that_is_no_select_from_the_source_is_seen_without_spark(select, 
 def test_where_spark_cannot_be_started_it_is_said_that_the_sql_was_only_read(tmp_path, monkeypatch):
     monkeypatch.setattr(analysis.shutil, "which", lambda name: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(analysis, "_active", lambda: None)
+    monkeypatch.setattr(analysis, "spark_session", lambda: None)
     text = "features: {x: number}\nlabel: {y: binary}\ntransform: {sql: 'SELECT * FROM source'}"
     assert Pipeline.check_file(written(tmp_path, text)).startswith("transform.sql was read and not analysed")
     file = written(tmp_path, text.replace("source", "sorce"))

@@ -49,7 +49,7 @@ def test_what_spark_cannot_analyse_is_told_with_its_line(spark, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_session_another_process_analyses_and_no_spark_is_left_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(analysis, "_active", lambda: None)
+    monkeypatch.setattr(analysis, "spark_session", lambda: None)
     assert Pipeline.check_file(written(tmp_path, "SELECT * FROM source")) == ""
     with pytest.raises(PipelineFileError, match=WRONG[1][1]):
         Pipeline.check_file(written(tmp_path, WRONG[1][0]))
