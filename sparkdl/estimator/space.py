@@ -71,3 +71,8 @@ def drawn_settings(space: Space, count: int, seed: int) -> list[Settings]:
         if len(drawn) == count:
             break
     return drawn
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """The settings of a trial in words."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())

@@ -25,7 +25,7 @@ from sparkdl.estimator.fit_spec import sharing_key
 from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.params.params import callers_names, value_of
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
-from sparkdl.estimator.space import Range, Settings, Space, all_settings, drawn_settings
+from sparkdl.estimator.space import Range, Settings, Space, all_settings, drawn_settings, settings_text
 from sparkdl.estimator.store import open_store
 from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tuning import SharedShards
@@ -320,7 +320,7 @@ class _Search:
             if not is_of_settings(error):
                 raise
             reason = " ".join(str(error).split())
-            logger.warning("trial %d (%s) failed: %s", trial.number, _text(trial.settings), reason)
+            logger.warning("trial %d (%s) failed: %s", trial.number, settings_text(trial.settings), reason)
             self._keep(replace(trial, failed=reason, seconds=trial.seconds + time.perf_counter() - started))
             if self._sampler is not None:
                 self._sampler.tell(trial.number, None)
@@ -328,8 +328,8 @@ class _Search:
         seconds = trial.seconds + time.perf_counter() - started
         trial = replace(trial, values={**trial.values, epochs: value}, seconds=seconds)
         self._keep(trial)
-        logger.info("trial %d (%s): %s %.6g after %d epochs", trial.number, _text(trial.settings), self._metric, value,
-                    epochs)  # fmt: skip
+        text = settings_text(trial.settings)
+        logger.info("trial %d (%s): %s %.6g after %d epochs", trial.number, text, self._metric, value, epochs)
         if self._sampler is not None:
             self._sampler.tell(trial.number, value)
         with self._making:
@@ -343,8 +343,8 @@ class _Search:
         transformation = code_of(estimator.getOrDefault("transformation_fn"))
         if (sharing_key(estimator), transformation) != (self._shards.key, code_of(self._shards.transformation)):
             raise _CallError(
-                f"trial {trial.number} ({_text(trial.settings)}) asks for other rows, columns or store than trial 0: "
-                "search over what changes training alone"
+                f"trial {trial.number} ({settings_text(trial.settings)}) asks for other rows, columns or store than "
+                "trial 0: search over what changes training alone"
             )
         with callers_names():
             fit = Fit(estimator, self._frame.sparkSession)
@@ -387,8 +387,8 @@ class _Search:
         if not trained:
             first = self.trials[0]
             raise ConfigError(
-                f"all {len(self.trials)} trials failed, the first ({_text(first.settings)}): {first.failed}; change "
-                "space"
+                f"all {len(self.trials)} trials failed, the first ({settings_text(first.settings)}): {first.failed}; "
+                "change space"
             )
         best = max(trained, key=self._rank)
         if self._best is not None and self._best[0].number == best.number:
@@ -530,7 +530,3 @@ def looks(epochs: int, least: int, reduction: int) -> tuple[int, ...]:
     while rungs[-1] * reduction < epochs:
         rungs.append(rungs[-1] * reduction)
     return (*rungs, epochs)
-
-
-def _text(settings: Settings) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())

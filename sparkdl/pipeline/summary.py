@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sparkdl.estimator.space import settings_text
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
-from sparkdl.pipeline.trials import settings_text
 from sparkdl.pipeline.windows import PARTS, deleted_text, windows_text
 from sparkdl.storage import size_text
 

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.space import Range as NumberRange
-from sparkdl.estimator.space import Settings, Space, all_settings, drawn_settings
+from sparkdl.estimator.space import Settings, Space, all_settings, drawn_settings, settings_text
 from sparkdl.pipeline.code import arguments_of
 from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import Model, PipelineSpec, Range, Search, Train
@@ -69,11 +69,6 @@ def space_of(spec: PipelineSpec, search: Search) -> Space:
 def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
     """Numbers as their parameters take them."""
     return {name: _typed(value, _kind(spec, name)) for name, value in settings.items()}
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """The settings of a trial in words."""
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def factory_of(model: Model) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.estimator.elastic import is_of_settings
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
+from sparkdl.estimator.space import settings_text
 from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tune import Schedule, looks
 from sparkdl.estimator.tune import Trial as TuneTrial
@@ -32,7 +33,6 @@ from sparkdl.pipeline.trials import (
     chosen_by,
     compared_by,
     metrics_of_trials,
-    settings_text,
     space_of,
     typed_settings,
     with_settings,
