@@ -66,11 +66,6 @@ def space_of(spec: PipelineSpec, search: Search) -> Space:
     }
 
 
-def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
-    """Numbers as their parameters take them."""
-    return {name: _typed(value, _kind(spec, name)) for name, value in settings.items()}
-
-
 def factory_of(model: Model) -> str:
     """The import path of the factory of a network."""
     return model.factory or OWN_NETWORK

@@ -34,7 +34,6 @@ from sparkdl.pipeline.trials import (
     compared_by,
     metrics_of_trials,
     space_of,
-    typed_settings,
     with_settings,
 )
 from sparkdl.pipeline.work.prepare import Prepared
@@ -163,7 +162,7 @@ class TrialSearch:
                     settings = drawn.get(key) or sampler.ask(numbers[key])
                     if key not in drawn:
                         self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
-                    self._settings[key] = typed_settings(self._spec, settings)
+                    self._settings[key] = dict(settings)
                     self._make(key)
                 try:
                     tried = self._train(key, settings)
