@@ -76,8 +76,7 @@ class TrialSearch:
         keys = [key for key in self._settings if key in stale]
         width = min(len(keys), room_for_fits(self._spark, self._spec.train.num_proc or 1, self._search.slots))
         if width > 1 and self._search.method != "tpe":
-            for key in keys:
-                self._make(key)
+            self._networks |= {key: self._made(key) for key in keys}
         if self._search.method == "halving":
             self._halve(keys, width)
         elif self._search.method == "tpe":
@@ -163,7 +162,7 @@ class TrialSearch:
                     if key not in drawn:
                         self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
                     self._settings[key] = dict(settings)
-                    self._make(key)
+                    self._networks[key] = self._made(key)
                 try:
                     tried = self._train(key, settings)
                 except BaseException:
@@ -185,22 +184,19 @@ class TrialSearch:
         self._receipts.keep("trial", key, tried)
         self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
 
-    def _make(self, key: str) -> tuple[PipelineSpec, nn.Module] | ConfigError:
+    def _made(self, key: str) -> tuple[PipelineSpec, nn.Module] | ConfigError:
         """The file of one trial, and its network; what speaks against these fails the trial once it is its turn.
 
         It runs on as many ranks as the file says, or one, and with the metric that judges it.
         """
-        trial: tuple[PipelineSpec, nn.Module] | ConfigError
         try:
             spec = with_settings(self._spec, self._settings[key])
             ranks, metrics = spec.train.num_proc or 1, metrics_of_trials(spec)
             settings = msgspec.structs.replace(spec.train, num_proc=ranks, metrics=metrics)
             spec = msgspec.structs.replace(spec, train=settings)
-            trial = spec, network_of(spec, self._prepared)
+            return spec, network_of(spec, self._prepared)
         except ConfigError as error:
-            trial = error
-        self._networks[key] = trial
-        return trial
+            return error
 
     def _train(self, key: str, drawn: Mapping[str, Any]) -> Tried:
         """Train one to its end, and keep what came of it with what was drawn."""
@@ -212,8 +208,7 @@ class TrialSearch:
         emit("step", name="trial", state="started")
         started = time.perf_counter()
         try:
-            trial = self._networks.get(key) or self._make(key)
-            del self._networks[key]  # the network is then the fit's alone
+            trial = self._networks.pop(key, None) or self._made(key)  # the network is the fit's alone from now on
             if isinstance(trial, ConfigError):
                 raise trial
             spec, network = trial
