@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
 from sparkdl.documents.typed import Source, decode, encode
-from sparkdl.errors import DataError, SchemaError
+from sparkdl.errors import DataError
 from sparkdl.pipeline.judging.counts import Categories, Histogram
 from sparkdl.pipeline.judging.drift import Drift, compare, count_range, decide
 from sparkdl.pipeline.spec import Drift as Section
@@ -126,31 +126,6 @@ def test_a_feature_without_any_value():
         assert found.alarm
         assert list(found.measures) == ["missing"]
     assert judged(Categories(counts={}, missing=50), Categories(counts={}, other=50)).alarm
-
-
-@pytest.mark.parametrize(
-    ("current", "kind", "message"),
-    [
-        (
-            {"x": EVEN},
-            SchemaError,
-            r"only the reference counts 'city': count .* \['city', 'x'\]",
-        ),
-        ({"x": EVEN, "city": CITIES, "age": EVEN}, SchemaError, "only the window counts 'age'"),
-        ({"x": CITIES, "city": CITIES}, SchemaError, "'x' is Histogram in the reference and Categories in the window"),
-        ({"x": Histogram(edges=(1.0,), counts=(1, 2)), "city": CITIES}, SchemaError, "'x' has other edges"),
-    ],
-)
-def test_counts_of_other_features_are_refused_by_name(current, kind, message):
-    with pytest.raises(kind, match=message):
-        compare({"x": EVEN, "city": CITIES}, current, USUAL)
-
-
-def test_counts_of_other_rows_from_feature_to_feature_are_refused():
-    with pytest.raises(
-        DataError, match="the window counts 10,100 rows of 'city' and 1,000 of 'x': count the same rows"
-    ):
-        compare({"x": EVEN, "city": CITIES}, {"x": DRIFTED, "city": CITIES}, USUAL)
 
 
 def test_a_reference_without_rows_is_refused():
