@@ -1,7 +1,6 @@
 """The sections of a pipeline file about a model that is trained: publish and its gate, score, drift, report, notify."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -43,7 +42,6 @@ def metrics_of(label_type: str) -> tuple[str, ...]:
 
 MIN_GROUPS, RESAMPLES = 5, 2000
 """What a gate asks for if it is not told; a high confidence needs more of both."""
-_FLOOR = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
 def least_groups(confidence: float) -> int:
@@ -62,7 +60,7 @@ class Floor:
 
     Attributes:
         metric: its name.
-        relation: ``>=`` or ``>`` where higher is better, ``<=`` or ``<`` where lower is.
+        relation: ``>=`` where higher is better, ``<=`` where lower is.
         bound: the number.
     """
 
@@ -72,25 +70,21 @@ class Floor:
 
     @staticmethod
     def parse(text: str) -> "Floor":
-        """Read a floor as a person writes it.
+        """Read a floor that has the form of ``publish.gate.floors``.
 
         Raises:
-            ConfigError: it is none, its metric is unknown, or it limits the metric on its good side.
+            ConfigError: its metric is unknown, or it limits the metric on its good side.
         """
-        match = _FLOOR.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"the floor {text!r} is not a metric, one of >= > <= <, and a number: see 'auc >= 0.7'")
-        metric, relation, bound = match[1], match[2], float(match[3])
+        metric, relation, bound = text.split()
         check_metric_name(metric, HIGHER_IS_BETTER)
-        if HIGHER_IS_BETTER[metric] != (relation[0] == ">"):
+        if HIGHER_IS_BETTER[metric] != (relation == ">="):
             side, turned = ("higher", ">=") if HIGHER_IS_BETTER[metric] else ("lower", "<=")
             raise ConfigError(f"the floor {text!r} refuses good models: {metric} is better when {side}, write {turned}")
-        return Floor(metric=metric, relation=relation, bound=bound)
+        return Floor(metric=metric, relation=relation, bound=float(bound))
 
     def holds(self, value: float) -> bool:
         """Whether a value of the metric reaches it."""
-        past = value > self.bound if self.relation[0] == ">" else value < self.bound
-        return past or (len(self.relation) == 2 and value == self.bound)
+        return value >= self.bound if self.relation == ">=" else value <= self.bound
 
     def __str__(self) -> str:
         return f"{self.metric} {self.relation} {self.bound:g}"

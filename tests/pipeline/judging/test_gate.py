@@ -13,6 +13,7 @@ from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.gate import Decision, Gate, decide, gains
+from sparkdl.pipeline.spec import Gate as Section
 from sparkdl.pipeline.spec.operation import Floor
 
 RMSE = Gate(metric="rmse")
@@ -211,24 +212,24 @@ def test_models_scored_on_other_rows_are_not_compared():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("auc", "the floor 'auc' is not a metric, .* see 'auc >= 0.7'"),
-        ("auc >= 70%", "is not a metric"),
-        ("auc >= 0.7 and f1 > 0.5", "is not a metric"),
+        ("auc", "floors='auc' is not of the form that is wanted: write it like 'auc >= 0.7'"),
+        ("auc >= 70%", "is not of the form"),
+        ("auc >= 0.7 and f1 >= 0.5", "is not of the form"),
+        ("auc > 0.7", "is not of the form"),
         ("auk >= 0.7", "there is no metric 'auk': did you mean 'auc'"),
         ("rmse >= 3", "the floor 'rmse >= 3' refuses good models: rmse is better when lower, write <="),
-        ("auc < 0.7", "the floor 'auc < 0.7' refuses good models: auc is better when higher, write >="),
+        ("auc <= 0.7", "the floor 'auc <= 0.7' refuses good models: auc is better when higher, write >="),
     ],
 )
 def test_a_floor_that_is_none_is_refused_with_help(text, message):
     with pytest.raises(ConfigError, match=message):
-        Floor.parse(text)
+        Section(floors=(text,))
 
 
-def test_floors_hold_at_their_bound_where_they_say_so():
-    assert Floor.parse(" auc>=.7 ") == Floor(metric="auc", relation=">=", bound=0.7)
-    assert [Floor.parse(f"auc {relation} 0.7").holds(0.7) for relation in (">=", ">")] == [True, False]
-    assert [Floor.parse(f"mse {relation} 1e-2").holds(0.01) for relation in ("<=", "<")] == [True, False]
-    assert [Floor.parse("r2 > -1").holds(value) for value in (-2, 0)] == [False, True]
+def test_floors_hold_at_their_bound():
+    assert Floor.parse("auc >= .7") == Floor(metric="auc", relation=">=", bound=0.7)
+    assert [Floor.parse("auc >= 0.7").holds(value) for value in (0.69, 0.7)] == [False, True]
+    assert [Floor.parse("mse <= 1e-2").holds(value) for value in (0.01, 0.02)] == [True, False]
 
 
 def test_a_floor_of_another_task_is_refused():
