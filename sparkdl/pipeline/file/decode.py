@@ -93,7 +93,7 @@ class Decoder:
             return self._refuse(path, broken) if broken else value
         if isinstance(node, Scalar) and node.filled not in (None, node.value):  # a number, where a text is wanted
             return self.value(replace(node, value=node.filled), kind, path)
-        return self._refuse(path, _mistaken(node, kind, path))
+        return self._refuse(path, _mistaken(node, kind))
 
     def _section(self, node: Section, section_types: list[inspect.StructType], path: Path) -> Any:
         kind = self._chosen(node, section_types, path)
@@ -215,7 +215,7 @@ def _about(kind: inspect.Type) -> str:
     return f"{description[:1].lower()}{description[1:]}" if description else f"give {wanted(kind)}"
 
 
-def _mistaken(node: Node, kind: inspect.Type, path: Path) -> str:
+def _mistaken(node: Node, kind: inspect.Type) -> str:
     """The sentence for a value of another type than the one that is wanted."""
     kinds = alternatives(kind)
     words = [str(value) for literal in kinds if isinstance(literal, inspect.LiteralType) for value in literal.values]
@@ -224,31 +224,10 @@ def _mistaken(node: Node, kind: inspect.Type, path: Path) -> str:
     if not isinstance(node, Scalar):
         return f"={node} is {'a section' if isinstance(node, Section) else 'a list'}: give {wanted(kind)}"
     written = {bool: "a truth value", int: "a number", float: "a number", type(None): "empty"}
-    form, hint = written.get(type(node.value), "a text"), _hint(node, kinds)
-    if hint:
-        return f"={node} is {form}: write {hint}"
-    shared = ""
-    if node.value is None and path[0] == "features" and len(path) == 2:  # within { } a comma ends an entry
-        shared = f'; within {{ }} names that share a type are quoted together, "{path[-1]}, other": ...'
-    return f"={node} is {form}: give {wanted(kind)}{shared}"
-
-
-_TRUTH = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
-
-
-def _hint(node: Scalar, kinds: list[inspect.Type]) -> str:
-    """What was most likely meant by a text where a number or a truth value is wanted, and the other way round."""
-    value = node.value
-    if isinstance(value, str):
-        number = re.sub(r"[_,](?=\d{3}\b)", "", value.strip())
-        numeric = any(isinstance(inner, inspect.IntType | inspect.FloatType) for inner in kinds)
-        if numeric and re.fullmatch(r"-?\d+(\.\d+)?", number):
-            return number.lstrip("0") or "0"
-        if any(isinstance(inner, inspect.BoolType) for inner in kinds):
-            return _TRUTH.get(value.lower(), "")
-    elif value is not None and any(isinstance(inner, inspect.StrType) for inner in kinds):
-        return f"'{_text(node)}', with quotation marks, if that is what is meant"
-    return ""
+    form, in_quotes = written.get(type(node.value), "a text"), ""
+    if node.value is not None and any(isinstance(inner, inspect.StrType) for inner in kinds):
+        in_quotes = f", or '{_text(node)}' with its quotation marks"
+    return f"={node} is {form}: give {wanted(kind)}{in_quotes}"
 
 
 def _text(node: Node) -> str:
