@@ -44,7 +44,7 @@ def test_train_hands_the_estimator_what_it_takes():
         (lambda: Train(learning_rate=0.0), "learning_rate=0.0 is not above 0: give a greater number"),
         (lambda: Train(learning_rate=float("nan")), "learning_rate=nan is no finite number: give one that is"),
         (lambda: HashSplit(train=2.0), "train=2.0 is above 1: give at most 1"),
-        (lambda: Label(type="binary", classes=("a", "b", "c")), "classes belong to type 'multiclass'"),
+        (lambda: Label(type="binary", classes=("a", "b", "c")), "classes=['a', 'b', 'c'] belongs to type 'multiclass'"),
     ],
 )
 def test_a_program_is_told_as_a_file_is(make, sentence):

@@ -86,6 +86,16 @@ class Expectation(Section, frozen=True, kw_only=True):
             )
 
 
+_TYPES = {
+    "levels": ("quantiles",),
+    "positive": ("binary",),
+    "classes": ("multiclass",),
+    "smoothing": ("multiclass",),
+    "calibrate": ("binary", "multiclass"),
+}
+"""The types of label that an option of one is for."""
+
+
 class Label(Section, frozen=True, kw_only=True):
     """What is predicted, by column."""
 
@@ -152,48 +162,33 @@ class Label(Section, frozen=True, kw_only=True):
         return (self.levels or (0.1, 0.5, 0.9)) if self.type == "quantiles" else ()
 
     def _misfits(self) -> Iterator[Wrong]:
-        if self.levels and self.type != "quantiles":
-            yield (
-                "levels",
-                f"={list(self.levels)} belong to type 'quantiles', and type is {self.type!r}: leave them out",
-            )
-        elif not all(0 < level < 1 for level in self.levels):
+        values: dict[str, Any] = {
+            "levels": list(self.levels) or None,
+            "positive": self.positive,
+            "classes": list(self.classes) or None,
+            "smoothing": self.smoothing or None,
+            "calibrate": None if self.calibrate == "none" else self.calibrate,
+        }
+        for name, value in values.items():
+            if value is not None and self.type not in _TYPES[name]:
+                types = " or ".join(map(repr, _TYPES[name]))
+                yield name, f"={value!r} belongs to type {types}, and type is {self.type!r}: leave it out"
+        if not all(0 < level < 1 for level in self.levels):
             yield "levels", f"={list(self.levels)} are no probabilities of quantiles: give numbers above 0 and below 1"
         elif any(low >= high for low, high in itertools.pairwise(self.levels)):
             yield "levels", f"={list(self.levels)} do not ascend: give each level once, the lowest first"
         elif len({quantile_column(level) for level in self.levels}) < len(self.levels):
             yield "levels", f"={list(self.levels)} are too near to each other to have columns of their own: round them"
-        if self.smoothing:
-            if self.type != "multiclass":
-                yield (
-                    "smoothing",
-                    f"={self.smoothing} is for several classes, and type is {self.type!r}: leave it out",
-                )
-            elif self.loss not in (None, "log_loss"):
-                yield "smoothing", f"={self.smoothing} is for log_loss, and loss is {self.loss!r}: leave one out"
-        if self.calibrate == "temperature":
-            if self.type not in ("binary", "multiclass"):
-                yield (
-                    "calibrate",
-                    f"={self.calibrate!r} is for probabilities of classes, and type is {self.type!r}: leave it out",
-                )
-            elif self.loss and ":" in self.loss:
-                yield (
-                    "calibrate",
-                    f"={self.calibrate!r} needs outputs that are logits, which {self.loss} does not say: leave one out",
-                )
-        losses = LOSSES[self.type]
-        if self.loss and ":" not in self.loss and self.loss not in losses:
-            yield (
-                "loss",
-                f"={self.loss!r} is no loss of type {self.type!r}: choose {' or '.join(losses)}, or module:function",
-            )
-        if self.positive is not None and self.type != "binary":
-            yield "positive", f"={self.positive!r} belongs to type 'binary', and type is {self.type!r}: leave it out"
-        if self.classes and self.type != "multiclass":
-            yield "classes", f" belong to type 'multiclass', and type is {self.type!r}: leave them out"
-        elif self.classes and len(set(self.classes)) < max(3, len(self.classes)):
+        if self.type == "multiclass" and self.classes and len(set(self.classes)) < max(3, len(self.classes)):
             yield "classes", f"={list(self.classes)} are not three different values or more: name each once"
+        losses = LOSSES[self.type]
+        if ":" in (self.loss or ""):
+            for name in ("smoothing", "calibrate"):
+                if values[name] is not None:
+                    yield name, f"={values[name]!r} is for log_loss, and loss is {self.loss!r}: leave one out"
+        elif self.loss and self.loss not in losses:
+            remedy = f"choose {' or '.join(losses)}, or module:function"
+            yield "loss", f"={self.loss!r} is no loss of type {self.type!r}: {remedy}"
 
 
 _Train = Annotated[
