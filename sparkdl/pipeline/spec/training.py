@@ -15,7 +15,6 @@ from sparkdl.pipeline.spec.base import Count, Function, Natural, Positive, Secti
 from sparkdl.pipeline.spec.source import Scalar
 
 _PARAMETERS = {spec.name: spec for spec in SPECS}
-OPTIMIZERS = ("adamw", "adam", "sgd")
 RULES = {
     "epochs": "so many that 600,000 rows are read, from 6 to 16, or to 20 of several classes judged by accuracy; of "
     "few up to 60, until 100,000 are read in 600 steps",
@@ -141,21 +140,14 @@ class Train(Section, frozen=True, kw_only=True):
     ] = "auto"
 
     def _misfits(self) -> Iterator[Wrong]:
-        for name in ESTIMATOR_NAMES:
-            value = getattr(self, name)
-            if value in (None, ()) or (name, value) == ("early_stopping_patience", 0):
-                continue
+        for name, value in self._estimator_values().items():
             try:
-                _PARAMETERS[name].converter(name, list(value) if isinstance(value, tuple) else value)
+                _PARAMETERS[name].converter(name, value)
             except ConfigError as refused:
                 yield name, str(refused).removeprefix(name)
-        if self.learning_rate is not None and ":" in self.optimizer:
-            yield (
-                "learning_rate",
-                f"={self.learning_rate} is not for {self.optimizer}, which sets its own: leave it out",
-            )
-        if self.weight_decay is not None and ":" in self.optimizer:
-            yield "weight_decay", f"={self.weight_decay} is not for {self.optimizer}, which sets its own: leave it out"
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) is not None and ":" in self.optimizer:
+                yield name, f"={getattr(self, name)} is not for {self.optimizer}, which sets its own: leave it out"
 
     @property
     def spreads(self) -> bool:
@@ -167,10 +159,13 @@ class Train(Section, frozen=True, kw_only=True):
 
         The rest says how an optimizer is made.
         """
-        parameters = {name: getattr(self, name) for name in ESTIMATOR_NAMES if name not in _OF_SHARDS}
+        return {name: value for name, value in self._estimator_values().items() if name not in _OF_SHARDS}
+
+    def _estimator_values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in ESTIMATOR_NAMES}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in parameters.items()
+            for name, value in values.items()
             if value not in (None, ()) and (name, value) != ("early_stopping_patience", 0)
         }
 
