@@ -52,7 +52,6 @@ class _Use:
     Attributes:
         path: of the value that names it.
         column: its name.
-        named: whether ``path`` ends with the name itself, and not with a value that is the name.
         fits: whether an Arrow type can be used so.
         wanted: the types that can, in words.
         remedy: what to do about another type.
@@ -60,7 +59,6 @@ class _Use:
 
     path: Path
     column: str
-    named: bool
     fits: Callable[[pa.DataType], bool]
     wanted: str
     remedy: str = "cast it in transform, or choose another type or column"
@@ -69,39 +67,38 @@ class _Use:
 def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
     source = spec.source
     for position, column in enumerate(source.key):
-        yield _Use(("source", "key", position), column, False, _is_scalar, "numbers, texts or dates")
+        yield _Use(("source", "key", position), column, _is_scalar, "numbers, texts or dates")
     if source.when is not None:
         key = "time" if source.time is not None else "partition"
         fits, kinds = (_is_moment, "timestamps or texts") if source.every == "hour" else (_says_when, _WHEN)
         remedy = "name another column, or make one in the source"
-        yield _Use(("source", key), source.when, False, fits, kinds, remedy)
+        yield _Use(("source", key), source.when, fits, kinds, remedy)
 
 
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     for name, options in spec.features.items():
         fits, kinds = _FEATURES[str(type(options).__struct_config__.tag)]
-        named = options.column is None
-        path: Path = ("features", name) if named else ("features", name, "column")
-        yield _Use(path, options.source(name), named, fits, kinds)
+        path: Path = ("features", name) if options.column is None else ("features", name, "column")
+        yield _Use(path, options.source(name), fits, kinds)
     for name, label in spec.label.items():
         fits, kinds = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
-        yield _Use(("label", name), name, True, fits, kinds)
+        yield _Use(("label", name), name, fits, kinds)
     if spec.weight is not None:
-        yield _Use(("weight",), spec.weight, False, _is_number, "numbers")
+        yield _Use(("weight",), spec.weight, _is_number, "numbers")
     if isinstance(spec.split, ColumnSplit):
-        yield _Use(("split", "column"), spec.split.column, False, _is_class, _CLASSES)
+        yield _Use(("split", "column"), spec.split.column, _is_class, _CLASSES)
     if isinstance(spec.split, HashSplit):
         for position, column in enumerate(spec.split.group if spec.split.group != spec.source.key else ()):
-            yield _Use(("split", "group", position), column, False, _is_scalar, "numbers, texts or dates")
+            yield _Use(("split", "group", position), column, _is_scalar, "numbers, texts or dates")
     for position, column in enumerate(spec.score.keep):
-        yield _Use(("score", "keep", position), column, False, lambda kind: True, "")
+        yield _Use(("score", "keep", position), column, lambda kind: True, "")
     for position, column in enumerate(spec.report.slices):
-        yield _Use(("report", "slices", position), column, False, _is_scalar, "numbers, texts or dates")
+        yield _Use(("report", "slices", position), column, _is_scalar, "numbers, texts or dates")
 
 
 def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
     for use in uses:
-        shown = "" if use.named else f"={use.column!r}"
+        shown = "" if use.path[-1] == use.column else f"={use.column!r}"
         kind = columns.get(use.column)
         if use.column not in columns:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
