@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ConfigError, DataError
 from sparkdl.metrics.measure import Measured, measure
 from sparkdl.metrics.rows import Ints, Rows
 from sparkdl.metrics.sums import losses_of
@@ -40,18 +39,10 @@ class Slices:
             keys: (rows,), the value of each row; a missing one is a slice, too.
             largest: so many of the largest.
             worst: so many of the worst of the others that have ``LEAST_ROWS`` rows.
-
-        Raises:
-            DataError: there are not as many keys as rows.
-            ConfigError: ``largest`` is below 1, or ``worst`` below 0.
         """
         import pandas as pd
 
-        if largest < 1 or worst < 0:
-            raise ConfigError(f"largest={largest} and worst={worst} slices are too few: give 1 and 0, or more")
         codes, values = pd.factorize(np.asarray(keys, dtype=object))
-        if len(codes) != len(rows):
-            raise DataError(f"there are {len(codes):,} keys for {len(rows):,} rows: give one a row")
         names = [repr(name) if name in (MISSING, OTHERS) else name for name in map(str, values)]
         if (codes < 0).any():
             names.append(MISSING)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.errors import ConfigError, DataError
 from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.slices import LEAST_ROWS, MISSING, OTHERS, Slices
@@ -69,10 +68,3 @@ def test_another_model_is_measured_on_the_same_slices():
 def test_slices_of_no_rows_are_none():
     rows = Rows.of("regression", [], [])
     assert Slices.of(rows, []).measure(rows) == {}
-
-
-def test_a_key_for_each_row_is_asked_for():
-    with pytest.raises(DataError, match="there are 2 keys for 3 rows"):
-        Slices.of(rows_of([1, 2, 3]), [1, 2])
-    with pytest.raises(ConfigError, match="largest=0"):
-        Slices.of(rows_of([1]), ["a"], largest=0)
