@@ -175,11 +175,7 @@ def _kind(kind: pa.DataType) -> Kind:
 
 
 def _skew(numbers: Any) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        numbers = numbers / (np.abs(numbers).max() or 1.0)  # the cube of 1e300 is infinite
-        spread = numbers - numbers.mean()
-        deviation = math.sqrt(float(np.mean(spread**2)))
-        skew = float(np.mean((spread / deviation) ** 3)) if deviation > 0 else 0.0
+    skew = pc.skew(numbers / (np.abs(numbers).max() or 1.0)).as_py()  # the cube of 1e300 is infinite
     return skew if math.isfinite(skew) else 0.0
 
 
