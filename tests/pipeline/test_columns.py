@@ -48,14 +48,14 @@ def test_columns_that_fit_are_taken():
 def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
     columns = {**CHURN, "bill": pa.string(), "plan": pa.binary(), "last_login": pa.struct([("at", pa.date32())])}
     columns["custmer_id"] = columns.pop("customer_id")
+    remedy = "cast it, or take what you need of it, in transform, or choose another type or column"
     assert told(columns) == [
         f"churn.yaml:{line_of('  key:')}: source.key[0]='customer_id' is no column of the source: write custmer_id",
-        f"churn.yaml:{line_of('  bill:')}: features.bill is a column of string, and numbers are needed: cast it in "
-        "transform, or choose another type or column",
+        f"churn.yaml:{line_of('  bill:')}: features.bill is a column of string, and numbers are needed: {remedy}",
         f"churn.yaml:{line_of('  plan,')}: features.plan is a column of binary, and texts, whole numbers, truth "
-        "values or dates are needed: cast it in transform, or choose another type or column",
-        f"churn.yaml:{line_of('  last_login:')}: features.last_login is a nested column of struct<at: date32[day]>, "
-        "and dates or timestamps are needed: take what you need of it in transform",
+        f"values or dates are needed: {remedy}",
+        f"churn.yaml:{line_of('  last_login:')}: features.last_login is a column of struct<at: date32[day]>, "
+        f"and dates or timestamps are needed: {remedy}",
     ]
 
 

@@ -30,7 +30,6 @@ def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) ->
     if later is not None:
         owner = "the source" if spec.transform is None else "the transform"
         yield from _missing(_of_rows(spec), later, owner)
-        yield from _hours_of_dates(spec, later)
         for name, expectation in spec.expect.items():
             for word, near in misspelt(expectation.check, list(later)):
                 yield (
@@ -61,7 +60,7 @@ class _Use:
     column: str
     fits: Callable[[pa.DataType], bool]
     wanted: str
-    remedy: str = "cast it in transform, or choose another type or column"
+    remedy: str = "cast it, or take what you need of it, in transform, or choose another type or column"
 
 
 def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
@@ -80,6 +79,10 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
         fits, kinds = _FEATURES[str(type(options).__struct_config__.tag)]
         path: Path = ("features", name) if options.column is None else ("features", name, "column")
         yield _Use(path, options.source(name), fits, kinds)
+        if isinstance(options, DateParts) and {"hour", "minute"} & set(options.parts):
+            coarser = [part for part in options.parts if part not in ("hour", "minute")] or ["month", "weekday"]
+            remedy = f"write {{type: date_parts, parts: [{', '.join(coarser)}]}}"
+            yield _Use(path, options.source(name), _is_no_date, "timestamps, which have hours,", remedy)
     for name, label in spec.label.items():
         fits, kinds = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
         yield _Use(("label", name), name, fits, kinds)
@@ -103,24 +106,7 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
         if use.column not in columns:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
         elif kind is not None and not use.fits(kind):
-            nested = _is_nested(kind, use.wanted)
-            remedy = "take what you need of it in transform" if nested else use.remedy
-            column = f"is a {'nested ' if nested else ''}column of {kind}"
-            yield use.path, f"{shown} {column}, and {use.wanted} are needed: {remedy}"
-
-
-def _hours_of_dates(spec: PipelineSpec, columns: Columns) -> Mistakes:
-    for name, options in spec.features.items():
-        if not isinstance(options, DateParts):
-            continue
-        kind, finer = columns.get(options.source(name)), [part for part in options.parts if part in ("hour", "minute")]
-        if finer and kind is not None and pa.types.is_date(kind):
-            others = ", ".join(part for part in options.parts if part not in finer) or "month, weekday"
-            yield (
-                ("features", name),
-                f" is a column of {kind}, its parts are {', '.join(options.parts)}, and a date has no {finer[0]}: "
-                f"write {{type: date_parts, parts: [{others}]}}",
-            )
+            yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
 
 
 def _instead(column: str, columns: Columns) -> str:
@@ -131,10 +117,6 @@ def _instead(column: str, columns: Columns) -> str:
     if near is not None:
         return f"write {near}"
     return f"there are {listed(list(columns))}" if columns else "it has no columns"
-
-
-def _is_nested(kind: pa.DataType, wanted: str) -> bool:
-    return pa.types.is_nested(kind) and "lists" not in wanted and "vectors" not in wanted
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -158,12 +140,16 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
+def _is_no_date(kind: pa.DataType) -> bool:
+    return not pa.types.is_date(kind)
+
+
 def _says_when(kind: pa.DataType) -> bool:
     return _is_time(kind) or is_text(kind)
 
 
 def _is_moment(kind: pa.DataType) -> bool:
-    return _says_when(kind) and not pa.types.is_date(kind)
+    return _says_when(kind) and _is_no_date(kind)
 
 
 def _is_scalar(kind: pa.DataType) -> bool:
