@@ -50,11 +50,6 @@ class Scalar:
     filled: str | None = None
     reference: str = ""
 
-    @property
-    def size(self) -> int:
-        """Values in it."""
-        return 1
-
     def __str__(self) -> str:
         return self.shown or _shown(self.value)
 
@@ -65,7 +60,6 @@ class Listing:
 
     items: tuple[Node, ...]
     at: str
-    size: int = 1
 
     def __str__(self) -> str:
         return _cut("[" + ", ".join(map(str, self.items)) + "]")
@@ -77,7 +71,6 @@ class Section:
 
     entries: Mapping[str, Node]
     at: str
-    size: int = 1
 
     def __str__(self) -> str:
         return _cut("{" + ", ".join(f"{name}: {node}" for name, node in self.entries.items()) + "}")
@@ -160,12 +153,12 @@ class _TooMuch(Exception):
 
 @dataclass
 class _Composer:
-    """Makes a tree of YAML's events."""
+    """Makes a tree of YAML's events, and counts its values, with those that aliases repeat."""
 
     text: str
     line_name: Any
     problems: Problems
-    anchors: dict[str, Node] = field(default_factory=dict)
+    anchors: dict[str, tuple[Node, int]] = field(default_factory=dict)
     count: int = 0
 
     def whole(self) -> Node | None:
@@ -179,23 +172,25 @@ class _Composer:
         return None if isinstance(root, Scalar) and root.value is None else root
 
     def _node(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
-        line = _line(event)
-        self.count += 1
+        line, count_before = _line(event), self.count
         if len(path) > MAX_DEPTH:
             raise _TooMuch(line, f"is nested deeper than {MAX_DEPTH} levels: a pipeline needs no more than six")
-        node = self._made(event, events, path)
-        if self.count > MAX_NODES or node.size > MAX_NODES:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise _TooMuch(line, f"uses *{event.anchor} before &{event.anchor} ends: write it out")
+            node, count = self.anchors[event.anchor]
+            self.count += count
+        else:
+            self.count += 1
+            node = self._made(event, events, path)
+            if event.anchor:
+                self.anchors[event.anchor] = node, self.count - count_before
+        if self.count > MAX_NODES:
             raise _TooMuch(line, f"holds more than {MAX_NODES} values, with what aliases repeat: leave some out")
-        if getattr(event, "anchor", None) and not isinstance(event, yaml.AliasEvent):
-            self.anchors[event.anchor] = node
         return node
 
     def _made(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
         at = self.line_name(_line(event))
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.anchors:
-                raise _TooMuch(_line(event), f"uses *{event.anchor} before &{event.anchor} ends: write it out")
-            return self.anchors[event.anchor]
         if event.tag not in (None, *_STR_TAGS):
             raise _TooMuch(_line(event), f"has the tag {_cut(event.tag)!r}, and no tags are read: remove it")
         if isinstance(event, yaml.ScalarEvent):
@@ -204,7 +199,7 @@ class _Composer:
             items: list[Node] = []
             while not isinstance(inner := next(events), yaml.SequenceEndEvent):
                 items.append(self._node(inner, events, (*path, str(len(items)))))
-            return Listing(tuple(items), at, 1 + sum(item.size for item in items))
+            return Listing(tuple(items), at)
         return self._section(at, events, path)
 
     def _section(self, at: str, events: Iterator[Any], path: tuple[str, ...]) -> Section:
@@ -224,7 +219,7 @@ class _Composer:
                 )
             else:
                 entries[key.value] = replace(node, at=key_at)  # what begins on the next line is looked for at its key
-        return Section(entries, at, 1 + sum(node.size for node in entries.values()))
+        return Section(entries, at)
 
 
 def _line(event: Any) -> int:
