@@ -19,7 +19,7 @@ WRONG = (
         "SELECT x FROM source JOIN nowhere.none USING (x)",
         r"4: transform.sql: The table or view `nowhere`",
     ),
-    ("SELECT x, t FROM {source}", r"3: label.y is no column of the transform: there are x, t"),
+    ("SELECT x, t FROM {source}", r"3: label.y is no column of the transform: choose one of x, t"),
     ("SELECT x, y, t AS z FROM source", r"5: expect.known.check=.* reads 't'|5: expect.known: "),
     ("SELECT t AS x, t, y FROM source", r"2: features.x is a column of string, and numbers are needed"),
 )

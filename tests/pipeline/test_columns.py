@@ -62,7 +62,7 @@ def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("weight=wieght", "override weight: weight='wieght' is no column of the source: there are customer_id"),
+        ("weight=wieght", "override weight: weight='wieght' is no column of the source: choose one of customer_id"),
         ("weight=segment", "override weight: weight='segment' is a column of string, and numbers are needed"),
         ("score.keep=[plan, contry]", "score.keep[1]='contry' is no column of the source: write country"),
         ("report.slices=cuntry", "report.slices[0]='cuntry' is no column of the source: write country"),

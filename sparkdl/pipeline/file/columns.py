@@ -10,7 +10,7 @@ import pyarrow as pa
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.features.spec import DateParts
 from sparkdl.pipeline.file.conditions import misspelt
-from sparkdl.pipeline.file.problems import Path, listed, near_column
+from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
 Columns = Mapping[str, pa.DataType | None]
@@ -113,10 +113,7 @@ def _instead(column: str, columns: Columns) -> str:
     parent, dot, _ = column.partition(".")
     if dot and parent in columns:
         return f"it may be a field of {parent}, which is {columns[parent]}: take it out in transform"
-    near = near_column(column, columns)
-    if near is not None:
-        return f"write {near}"
-    return f"there are {listed(list(columns))}" if columns else "it has no columns"
+    return choices(column, columns, columns=True)
 
 
 def _is_number(kind: pa.DataType) -> bool:

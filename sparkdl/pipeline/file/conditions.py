@@ -9,7 +9,7 @@ from sparkdl.pipeline.file.problems import near_column, nearest
 
 _TOKEN = re.compile(
     r"(?P<skip>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|\d[\w.]*|\s+)"
-    r"|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[^\W\d]\w*)|(?P<other>.)",
+    r"|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[^\W\d]\w*)|(?P<other>->|.)",
     re.DOTALL,
 )
 _SQL = frozenset(
@@ -36,10 +36,8 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
     column_names = {name.lower() for name in columns}
     tokens = [token for token in _TOKEN.finditer(condition) if token["skip"] is None]
     texts = [token[0] for token in tokens]
-    if any(pair == ["-", ">"] for pair in (texts[at : at + 2] for at in range(len(texts)))):
-        return  # the parameters of a lambda are no columns
-    if "select" in map(str.lower, texts):
-        return  # nor are the columns of another table columns of this one
+    if {"->", "select"} & {text.lower() for text in texts}:
+        return  # parameters of a lambda are no columns, nor are the columns of another table
     for at, token in enumerate(tokens):
         word = token["word"] or (token["quoted"] or "")[1:-1].replace("``", "`")
         previous, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
