@@ -127,6 +127,7 @@ IN_TIME = [
     (["split.train=-3 days"], "split.train='-3 days' is not of the form that is wanted: write it like '14 days'"),
     (["split.score=0 days"], "split.score='0 days' is not of the form"),
     (["split.validate=all"], "split.validate='all' is not of the form"),
+    (['split.validate="14 days\\n"'], r"split.validate='14 days\n' is not of the form"),
     (["source.table=crm.customers"], "source.table='crm.customers' may be a table without its catalog, or a folder"),
     (["source.version=-1"], "source.version=-1 is below 0"),
 ]

@@ -133,7 +133,7 @@ def bound_broken(kind: inspect.Type, value: Any, constraints: Mapping[str, Any] 
         case inspect.StrType() if isinstance(value, str):
             if kind.min_length and not value.strip():
                 return "='' is empty: write a text, or leave it out"
-            if kind.pattern and not re.search(kind.pattern, value):
+            if kind.pattern and not re.fullmatch(kind.pattern, value):
                 example = constraints["examples"][0]
                 return f"={value!r} is not of the form that is wanted: write it like {example!r}"
         case inspect.DictType() if isinstance(value, dict):
