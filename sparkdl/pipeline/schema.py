@@ -7,14 +7,15 @@ file names it in its first line: ``# yaml-language-server: $schema=.../docs/pipe
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import inspect, structs
 
 from sparkdl.pipeline.file.decode import whole_file
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.spec.base import known_sections
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.schema.json"
 
@@ -47,11 +48,19 @@ def write() -> Path:
     return PAGE
 
 
+def sections_in(described: Any) -> Iterator[inspect.StructType]:
+    """Every section in a type, as msgspec describes it: its parts are structs and tuples again."""
+    if isinstance(described, inspect.StructType):
+        yield described
+    parts = structs.astuple(described) if isinstance(described, msgspec.Struct) else described
+    for part in parts if isinstance(parts, tuple) else ():
+        yield from sections_in(part)
+
+
 def _short_forms(definitions: dict[str, Any]) -> dict[str, Any]:
     """What a bare text may be in place of a section, by its reference: ``age: number``, ``model: module:function``."""
-    whole_file()
     short_forms: dict[str, Any] = {}
-    for section in known_sections():
+    for section in sections_in(whole_file()):
         reference, name = f"#/$defs/{section.cls.__name__}", getattr(section.cls, "short", "")
         if section.tag_field and not any(field.required for field in section.fields):
             short_forms[reference] = {"const": section.tag}

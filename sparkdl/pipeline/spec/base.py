@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta, inspect, structs
+from msgspec import Meta, inspect
 
 from sparkdl.errors import ConfigError
 
@@ -82,28 +83,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise Refused(misfits)
 
 
-_KNOWN: dict[type, inspect.StructType] = {}
-
-
+@functools.cache
 def section_type(section: type) -> inspect.StructType:
-    """A section's type as msgspec describes it; reading the annotations is dear, so it is done once for all in one."""
-    if section not in _KNOWN:
-        _know(inspect.type_info(section))
-    return _KNOWN[section]
-
-
-def known_sections() -> list[inspect.StructType]:
-    """Every section that was described so far."""
-    return list(_KNOWN.values())
-
-
-def _know(described: Any) -> None:
-    """Note the sections in a description, whose parts are structs and tuples again."""
-    if isinstance(described, inspect.StructType):
-        _KNOWN[described.cls] = described
-    parts = structs.astuple(described) if isinstance(described, msgspec.Struct) else described
-    for part in parts if isinstance(parts, tuple) else ():
-        _know(part)
+    """A section's type as msgspec describes it; reading the annotations is dear, so it is done once."""
+    described = inspect.type_info(section)
+    assert isinstance(described, inspect.StructType)
+    return described
 
 
 def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
