@@ -55,7 +55,8 @@ def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
         f"churn.yaml:{line_of('  plan,')}: features.plan is a column of binary, and texts, whole numbers, truth "
         f"values or dates are needed: {remedy}",
         f"churn.yaml:{line_of('  last_login:')}: features.last_login is a column of struct<at: date32[day]>, "
-        f"and dates or timestamps are needed: {remedy}",
+        "and timestamps, which have hours, are needed: cast it in transform, or of a date write {type: date_parts, "
+        "parts: [weekday]}",
     ]
 
 

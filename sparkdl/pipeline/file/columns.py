@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -15,6 +15,23 @@ from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
 Columns = Mapping[str, pa.DataType | None]
 Mistakes = Iterator[tuple[Path, str]]
+
+_NUMBERS = frozenset(("truth value", "whole number", "fraction"))
+_CLASSES = frozenset(("truth value", "whole number", "text"))
+_VALUES = _NUMBERS | {"text", "date"}
+"""What can be told apart as ids; of numbers with fractions the rows decide."""
+_SCALARS = _VALUES | {"timestamp", "bytes", "other"}
+_CLASS_WORDS, _VALUE_WORDS = "texts, whole numbers or truth values", "texts, whole numbers, truth values or dates"
+_FEATURES: dict[str, tuple[Collection[str], str]] = {
+    "number": (_NUMBERS, "numbers"),
+    "category": (_VALUES, _VALUE_WORDS),
+    "ids": ([f"list of {kind}" for kind in _VALUES], f"lists of {_VALUE_WORDS}"),
+    "vector": (["vector", *(f"list of {kind}" for kind in _NUMBERS)], "lists or vectors of numbers"),
+    "text": (["text"], "texts"),
+    "image": (["bytes"], "bytes of encoded pictures"),
+    "date_parts": (["date", "timestamp"], "dates or timestamps"),
+}
+"""What each type of feature reads; a test holds this table against the types that there are."""
 
 
 def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) -> Mistakes:
@@ -51,14 +68,14 @@ class _Use:
     Attributes:
         path: of the value that names it.
         column: its name.
-        fits: whether an Arrow type can be used so.
-        wanted: the types that can, in words.
+        fits: what it can hold; empty where anything will do.
+        wanted: the same for people.
         remedy: what to do about another type.
     """
 
     path: Path
     column: str
-    fits: Callable[[pa.DataType], bool]
+    fits: Collection[str]
     wanted: str
     remedy: str = "cast it, or take what you need of it, in transform, or choose another type or column"
 
@@ -66,37 +83,39 @@ class _Use:
 def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
     source = spec.source
     for position, column in enumerate(source.key):
-        yield _Use(("source", "key", position), column, _is_scalar, "numbers, texts or dates")
+        yield _Use(("source", "key", position), column, _SCALARS, "numbers, texts or dates")
     if source.when is not None:
         key = "time" if source.time is not None else "partition"
-        fits, kinds = (_is_moment, "timestamps or texts") if source.every == "hour" else (_says_when, _WHEN)
-        remedy = "name another column, or make one in the source"
-        yield _Use(("source", key), source.when, fits, kinds, remedy)
+        fits, wanted = ["timestamp", "text"], "timestamps or texts"
+        if source.every == "day":
+            fits, wanted = ["date", *fits], f"dates, {wanted}"
+        yield _Use(("source", key), source.when, fits, wanted, "name another column, or make one in the source")
 
 
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     for name, options in spec.features.items():
-        fits, kinds = _FEATURES[str(type(options).__struct_config__.tag)]
         path: Path = ("features", name) if options.column is None else ("features", name, "column")
-        yield _Use(path, options.source(name), fits, kinds)
+        fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
+        use = _Use(path, options.source(name), fits, wanted)
         if isinstance(options, DateParts) and {"hour", "minute"} & set(options.parts):
             coarser = [part for part in options.parts if part not in ("hour", "minute")] or ["month", "weekday"]
-            remedy = f"write {{type: date_parts, parts: [{', '.join(coarser)}]}}"
-            yield _Use(path, options.source(name), _is_no_date, "timestamps, which have hours,", remedy)
+            remedy = f"cast it in transform, or of a date write {{type: date_parts, parts: [{', '.join(coarser)}]}}"
+            use = replace(use, fits=["timestamp"], wanted="timestamps, which have hours,", remedy=remedy)
+        yield use
     for name, label in spec.label.items():
-        fits, kinds = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
-        yield _Use(("label", name), name, fits, kinds)
+        is_number = label.type in ("regression", "quantiles")
+        yield _Use(("label", name), name, *((_NUMBERS, "numbers") if is_number else (_CLASSES, _CLASS_WORDS)))
     if spec.weight is not None:
-        yield _Use(("weight",), spec.weight, _is_number, "numbers")
+        yield _Use(("weight",), spec.weight, _NUMBERS, "numbers")
     if isinstance(spec.split, ColumnSplit):
-        yield _Use(("split", "column"), spec.split.column, _is_class, _CLASSES)
+        yield _Use(("split", "column"), spec.split.column, _CLASSES, _CLASS_WORDS)
     if isinstance(spec.split, HashSplit):
         for position, column in enumerate(spec.split.group if spec.split.group != spec.source.key else ()):
-            yield _Use(("split", "group", position), column, _is_scalar, "numbers, texts or dates")
+            yield _Use(("split", "group", position), column, _SCALARS, "numbers, texts or dates")
     for position, column in enumerate(spec.score.keep):
-        yield _Use(("score", "keep", position), column, lambda kind: True, "")
+        yield _Use(("score", "keep", position), column, (), "")
     for position, column in enumerate(spec.report.slices):
-        yield _Use(("report", "slices", position), column, _is_scalar, "numbers, texts or dates")
+        yield _Use(("report", "slices", position), column, _SCALARS, "numbers, texts or dates")
 
 
 def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
@@ -105,7 +124,7 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
         kind = columns.get(use.column)
         if use.column not in columns:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
-        elif kind is not None and not use.fits(kind):
+        elif kind is not None and use.fits and _kind(kind) not in use.fits:
             yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
 
 
@@ -116,66 +135,21 @@ def _instead(column: str, columns: Columns) -> str:
     return choices(column, columns, columns=True)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return number_dtype(kind) is not None
-
-
-def _is_whole(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def _is_class(kind: pa.DataType) -> bool:
-    return _is_whole(kind) or is_text(kind)
-
-
-def _is_value(kind: pa.DataType) -> bool:
-    """Whether values can be told apart as ids; of numbers with fractions the rows decide."""
-    return is_text(kind) or _is_number(kind) or bool(pa.types.is_date(kind))
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
-
-
-def _is_no_date(kind: pa.DataType) -> bool:
-    return not pa.types.is_date(kind)
-
-
-def _says_when(kind: pa.DataType) -> bool:
-    return _is_time(kind) or is_text(kind)
-
-
-def _is_moment(kind: pa.DataType) -> bool:
-    return _says_when(kind) and _is_no_date(kind)
-
-
-def _is_scalar(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
+def _kind(kind: pa.DataType) -> str:
+    """What a column of an Arrow type holds, in a word; of a list, with what its elements are."""
     types = pa.types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
-
-
-def _is_list_of_values(kind: pa.DataType) -> bool:
-    return is_list(kind) and _is_value(kind.value_type)
-
-
-def _is_list_of_numbers(kind: pa.DataType) -> bool:
-    return is_vector(kind) or (is_list(kind) and _is_number(kind.value_type))
-
-
-_WHEN = "dates, timestamps or texts"
-_CLASSES = "texts, whole numbers or truth values"
-_VALUES = "texts, whole numbers, truth values or dates"
-_FEATURES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "number": (_is_number, "numbers"),
-    "category": (_is_value, _VALUES),
-    "ids": (_is_list_of_values, f"lists of {_VALUES}"),
-    "vector": (_is_list_of_numbers, "lists or vectors of numbers"),
-    "text": (is_text, "texts"),
-    "image": (_is_binary, "bytes of encoded pictures"),
-    "date_parts": (_is_time, "dates or timestamps"),
-}
-"""What each type of feature reads; a test holds this table against the types that there are."""
+    if is_vector(kind):
+        return "vector"
+    if is_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    if is_text(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return "bytes"
+    for name, is_such in (
+        ("truth value", types.is_boolean), ("whole number", types.is_integer), ("date", types.is_date),
+        ("timestamp", types.is_timestamp), ("nested", types.is_nested),
+    ):  # fmt: skip
+        if is_such(kind):
+            return name
+    return "other" if number_dtype(kind) is None else "fraction"
