@@ -160,6 +160,8 @@ def test_several_labels_are_judged_by_the_first_or_by_the_one_that_is_named():
 def test_a_gate_over_windows_holds_out_as_many_as_it_needs():
     daily = ["source.time=day", "split={by: time, validate: 5 days}", "publish.gate.over=window"]
     load(FILES / "minimal.yaml", daily)
+    with pytest.raises(PipelineFileError, match=r"needs 5 windows .* split\.validate='1 day' holds out 1"):
+        load(FILES / "minimal.yaml", [daily[0], daily[2]])
     with pytest.raises(PipelineFileError, match=r"needs 5 windows .* split\.validate='4 days' holds out 4"):
         load(FILES / "minimal.yaml", [*daily, "split.validate=4 days"])
     load(FILES / "minimal.yaml", [*daily, "split.validate=1 day", "split.test=5 days"])

@@ -215,8 +215,7 @@ def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> 
 
 def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish) -> Mistakes:
     path, over = ("publish", "gate", "over"), publish.gate.over
-    if over == "window" and not isinstance(split, TimeSplit) and (split is not None or source.when is None):
-        yield path, "='window' needs windows, and the split is not by time: write key"
+    split = split or (TimeSplit() if source.when else HashSplit())
     if over == "window" and isinstance(split, TimeSplit):
         name, length = ("test", split.test) if split.test else ("validate", split.validate)
         held_out = hours_of(length) // source.window_hours
@@ -227,6 +226,8 @@ def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish)
                 f"='window' needs {needed} windows to tell a gain from chance, and split.{name}={length!r} "
                 f"holds out {held_out}: hold out more, or leave over out",
             )
+    elif over == "window":
+        yield path, "='window' needs windows, and the split is not by time: write key"
     if over == "key" and not source.key:
         yield path, "='key' needs source.key, which is empty: name the columns, or leave over out"
 
