@@ -124,7 +124,7 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
         kind = columns.get(use.column)
         if use.column not in columns:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
-        elif kind is not None and use.fits and _kind(kind) not in use.fits:
+        elif kind is not None and use.fits and held_by(kind) not in use.fits:
             yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
 
 
@@ -135,13 +135,13 @@ def _instead(column: str, columns: Columns) -> str:
     return choices(column, columns, columns=True)
 
 
-def _kind(kind: pa.DataType) -> str:
+def held_by(kind: pa.DataType) -> str:
     """What a column of an Arrow type holds, in a word; of a list, with what its elements are."""
     types = pa.types
     if is_vector(kind):
         return "vector"
     if is_list(kind):
-        return f"list of {_kind(kind.value_type)}"
+        return f"list of {held_by(kind.value_type)}"
     if is_text(kind):
         return "text"
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -12,10 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.pipeline.file.columns import held_by
 from sparkdl.pipeline.init.count import in_calendar
 
 Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
+_KINDS: Mapping[str, Kind] = {
+    "truth value": "bool", "whole number": "number", "fraction": "number", "text": "text", "date": "when",
+    "timestamp": "when", "vector": "vector", "bytes": "bytes",
+}  # fmt: skip
 SKEWED = 2.0
 """Skew from which on numbers are said to be skewed."""
 _TOP = 1000
@@ -138,7 +143,8 @@ def profiles_of(rows: pa.Table) -> dict[str, Profile]:
     profiles = {}
     for name in rows.column_names:
         column = rows.column(name).combine_chunks()
-        values, kind = column.filter(has_value(column)), _kind(column.type)
+        values, held = column.filter(has_value(column)), held_by(column.type)
+        kind = "list" if held.startswith("list of") else _KINDS.get(held, "other")
         if kind == "when":
             values = in_calendar(values)
         profiles[name] = Profile(name=name, type=column.type, kind=kind, rows=len(column), values=values)
@@ -156,22 +162,6 @@ def share_of(part: int, total: int) -> str:
     if 0 < percent < 0.1 or 99.9 < percent < 100:
         return "under 0.1 %" if percent < 50 else "over 99.9 %"
     return f"{percent:.3g} %"
-
-
-def _kind(kind: pa.DataType) -> Kind:
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if is_text(kind):
-        return "text"
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return "when"
-    if is_vector(kind):
-        return "vector"
-    if is_list(kind):
-        return "list"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        return "bytes"
-    return "number" if number_dtype(kind) is not None else "other"
 
 
 def _skew(numbers: Any) -> float:
