@@ -341,6 +341,12 @@ def test_an_address_that_holds_a_secret_is_refused_and_not_shown(line):
     assert loads(with_line("root: 'abfss://box@account.dfs.core.windows.net/x'")).spec.root
 
 
+def test_every_address_of_a_source_is_looked_at():
+    told = refused(MINIMAL, "source={kind: delta, table: /x, allow_folders: [/y, 's3://KEY:hunter2@bucket/x']}")[0]
+    assert "source.allow_folders holds a signature, a token or a password" in told
+    assert "hunter2" not in told
+
+
 def test_user_and_password_of_any_address_are_hidden():
     file = loads(with_line("transform: {function: 'a:b', arguments: {at: 'http://me:hunter2@host/x'}}"))
     assert file.resolved()["transform"]["arguments"] == {"at": "http://(hidden)@host/x"}

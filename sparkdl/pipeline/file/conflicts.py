@@ -58,15 +58,15 @@ def contradictions(sections: Mapping[str, Any]) -> Mistakes:
 def _addresses_hold_no_secret(
     root: str, places: Places, source: SourceSection, publish: Publish, score: Score
 ) -> Mistakes:
-    addresses: dict[Path, str | None] = {
+    addresses: dict[Path, str | tuple[str, ...] | None] = {
         ("root",): root,
         **{("places", name): getattr(places, name) for name in places.__struct_fields__},
-        **{("source", name): getattr(source, name, None) for name in ("path", "table")},
+        **{("source", name): getattr(source, name, None) for name in source.addresses},
         ("publish", "registry"): publish.registry,
         ("score", "target"): score.target,
     }
     for path, address in addresses.items():
-        if address is not None and _TELLING_ADDRESS.search(address):
+        if any(map(_TELLING_ADDRESS.search, (address,) if isinstance(address, str) else address or ())):
             yield (
                 path,
                 " holds a signature, a token or a password, and addresses stand in logs, records and messages: take it "
