@@ -54,14 +54,10 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
 def sql_problem(select: str) -> str:
     """Why a text is no SELECT from ``source``, as the end of a sentence; empty if it may be one."""
     tokens = [token for token in _TOKEN.finditer(select) if token["skip"] is None]
-    depth = 0
-    for token in tokens:
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if depth < 0:
-            break
-    if depth:
+    texts = [token[0] for token in tokens]
+    if texts.count("(") != texts.count(")"):
         return ": a parenthesis has no partner: add or remove one"
-    if any(token["other"] in ("'", '"', "`") for token in tokens):
+    if {"'", '"', "`"} & set(texts):
         return ": a quotation mark has no partner: add or remove one"
     words = [token[0].strip("`").lower() for token in tokens if token["word"] or token["quoted"]]
     if not words or words[0] not in ("select", "with", "from", "table", "values"):
