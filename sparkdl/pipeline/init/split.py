@@ -14,11 +14,11 @@ from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import Profile, has_value
 from sparkdl.pipeline.init.roles import Key, Label, When
 from sparkdl.pipeline.init.table import Sample
+from sparkdl.pipeline.spec import Gate
 from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.windows import split_by_time
 
-_ENOUGH = 100
-"""Held-out rows that the gate asks for by default."""
+_ENOUGH = Gate().min_rows
 _TESTED = 700
 """Rows from which on a share of them judges that chose nothing."""
 _LEAST = 5

@@ -21,6 +21,7 @@ from sparkdl.pipeline.init.split import Plan
 from sparkdl.pipeline.init.table import Rows
 from sparkdl.pipeline.recipe import SMOOTHING, recipe_of, with_recipe
 from sparkdl.pipeline.spec import Train, prediction_columns
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.spec.training import RULES
 
 _RANGES, _READ = 5, 20
@@ -31,7 +32,6 @@ _LONGEST = 240
 
 
 _FLOORS = {"regression": "r2 >= 0.2", "binary": "auc >= 0.7", "multiclass": "accuracy >= 0.7"}
-_METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
 
 
 def pipeline_text(
@@ -206,7 +206,7 @@ def _publish(plan: Plan, label: Label) -> list[str]:
     gate = ["  # gate:"] if plan.min_rows is None else ["  gate:", line("min_rows", plan.min_rows, why, 4)]
     return [
         "publish:",
-        line("metric", _METRICS[label.type], "what a new model must be better in than the champion", 2),
+        line("metric", DEFAULT_METRICS[label.type], "what a new model must be better in than the champion", 2),
         *gate,
         f"    # floors: [{_FLOORS[label.type]}]  # what a model must reach whatever the champion does",
     ]
