@@ -22,8 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pipeline.schema.json"
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a pipeline file."""
-    relaxed = msgspec.json.schema(PipelineSpec)
-    definitions: dict[str, Any] = relaxed["$defs"]
+    definitions: dict[str, Any] = msgspec.json.schema(PipelineSpec)["$defs"]
     shorts = _short_forms(definitions)
     top = definitions.pop(PipelineSpec.__name__)
     document = {
@@ -32,20 +31,12 @@ def schema() -> dict[str, Any]:
         **{key: value for key, value in top.items() if key != "title"},
         "$defs": definitions,
     }
-    relaxed = _relaxed(document, shorts)
-    assert isinstance(relaxed, dict)
-    return relaxed
+    return dict(_relaxed(document, shorts))
 
 
 def render() -> str:
     """Return the text of the schema's file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
-
-
-def write() -> Path:
-    """Write the schema's file; return its path."""
-    PAGE.write_text(render(), encoding="utf-8")
-    return PAGE
 
 
 def sections_in(described: Any) -> Iterator[inspect.StructType]:
@@ -110,4 +101,5 @@ def _beside(relaxed: dict[str, Any], bare: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(write())
+    PAGE.write_text(render(), encoding="utf-8")
+    print(PAGE)
