@@ -128,3 +128,26 @@ def test_a_training_that_drift_asks_for_leaves_days_without_labels_alone(spark, 
     assert (done.windows["train"], done.windows["validate"], done.windows["score"]) == ([D2, D3], [D4], [D5])
     assert done.drift.reason.endswith(f"; trained again, with all rows up to {D4}")
     assert "waits" not in done.message
+
+
+@pytest.mark.slow
+def test_a_metric_that_validation_rows_of_one_class_have_not_ends_no_run(spark, tmp_path):
+    part = np.repeat(["train", "validate", "score"], [60, 30, 10])
+    x = np.random.default_rng(0).normal(size=100)
+    bought = (x > 0) & (part != "validate")
+    pd.DataFrame({"id": range(100), "x": x, "bought": bought.astype(int), "part": part}).to_parquet(
+        tmp_path / "rows.parquet"
+    )
+    text = f"""
+    name: shop
+    root: {tmp_path}
+    source: {{kind: parquet, path: {tmp_path}/rows.parquet, key: id}}
+    features: {{x: number}}
+    label: {{bought: binary}}
+    split: {{by: column, column: part, train: [train], validate: [validate], score: [score]}}
+    train: {{epochs: 1, num_proc: 1, metrics: [auc], verbose: 0}}
+    publish: {{metric: log_loss, gate: {{min_rows: 20, baseline: never}}}}
+    """
+    done = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark)
+    assert done.outcome == "promoted", done.message
+    assert "val_auc" not in done.trained.metrics

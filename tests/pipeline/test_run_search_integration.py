@@ -219,3 +219,26 @@ def test_a_search_that_stops_or_draws_goes_on_after_a_kill_with_each_trial_once(
         assert not {key for key, _ in looks} & set(calls)
     else:
         assert not [key for key, options in looks if options["epochs"] == 1 and key in calls]
+
+
+@pytest.mark.slow
+def test_halving_that_ends_as_it_keeps_its_trials_sends_no_other_trial_on(shop, monkeypatch):
+    undisturbed = shop(*HALVING, root="undisturbed").trained
+    kept_keys, keep = [], searching.TrialSearch._keep
+
+    def lost_at_the_third(search, key, tried):
+        if len(kept_keys) == 2:
+            raise ClusterError("the cluster went away")
+        kept_keys.append(key)
+        keep(search, key, tried)
+
+    monkeypatch.setattr(searching.TrialSearch, "_keep", lost_at_the_third)
+    with pytest.raises(ClusterError, match="went away"):
+        shop(*HALVING)
+    monkeypatch.setattr(searching.TrialSearch, "_keep", keep)
+    monkeypatch.setattr(searching, "train", lambda *given, **options: pytest.fail("a trial was trained once more"))
+    again = shop(*HALVING).trained
+    assert [(trial.value, trial.epochs, trial.stopped) for trial in again.trials] == [
+        (trial.value, trial.epochs, trial.stopped) for trial in undisturbed.trials
+    ]
+    assert again.chosen == undisturbed.chosen

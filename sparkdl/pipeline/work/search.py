@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch import nn
 
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.estimator.elastic import is_of_settings
@@ -60,14 +59,11 @@ class TrialSearch:
         assert run.spec.search is not None
         self._run, self._spark, self._prepared = run, spark, prepared
         self._spec, self._search, self._receipts = run.spec, run.spec.search, run.receipts
-        self._settings, self._networks = dict(trials), dict[str, tuple[PipelineSpec, nn.Module] | ConfigError]()
+        self._settings = dict(trials)
         self._column, self._maximise = chosen_by(self._spec), _is_maximised(self._spec)
 
     def train(self, stale: Collection[str]) -> None:
         """Train the trials with these keys, side by side where there is room.
-
-        The networks of trials that run side by side are all made before the first one trains, since making one draws
-        from torch's one generator: so a trial's weights do not depend on what runs beside it.
 
         Raises:
             ClusterError: ranks could not be started, or were lost.
@@ -75,20 +71,22 @@ class TrialSearch:
         """
         keys = [key for key in self._settings if key in stale]
         width = min(len(keys), room_for_fits(self._spark, self._spec.train.num_proc or 1, self._search.slots))
-        if width > 1 and self._search.method != "tpe":
-            self._networks |= {key: self._made(key) for key in keys}
         if self._search.method == "halving":
-            self._halve(keys, width)
+            self._halve(stale, width)
         elif self._search.method == "tpe":
             self._draw_by_results(keys, width)
         else:
             run_side_by_side([functools.partial(self._train, key, {}) for key in keys], self._spark, width)
 
-    def _halve(self, keys: Sequence[str], width: int) -> None:
-        """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
+    def _halve(self, stale: Collection[str], width: int) -> None:
+        """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA).
+
+        Those that an earlier run has kept decide with the others who goes on.
+        """
         epochs = settled_train(self._spec, self._prepared.shards.train_rows, slots_of(self._spark)).epochs
         assert epochs is not None
         ladder, column = looks(epochs, self._search.min_epochs, self._search.reduction), self._column
+        keys = list(self._settings)
         looks_by_trial = [{rung: tried for rung in ladder if (tried := self._look(key, rung))} for key in keys]
         trials = [
             TuneTrial(
@@ -99,7 +97,7 @@ class TrialSearch:
                     for rung, tried in tried_by_epochs.items()
                     if (value := _value(tried, column)) is not None
                 },
-                failed=next((tried.failed for tried in tried_by_epochs.values() if _value(tried, column) is None), ""),
+                failed=next(filter(None, (_failed(tried, column) for tried in tried_by_epochs.values())), ""),
             )
             for number, (key, tried_by_epochs) in enumerate(zip(keys, looks_by_trial, strict=True))
         ]
@@ -122,9 +120,7 @@ class TrialSearch:
                     raise
 
         run_side_by_side([work] * width, self._spark, width)
-        kept_trials = [self._receipts.result("trial", key, Tried) for key in self._settings if key not in keys]
-        full_trials = [tried for tried in kept_trials if tried is not None and not tried.stopped]
-        full_trials += [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
+        full_trials = [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
         if not any(_value(tried, column) is not None for tried in full_trials):  # few trials send none to the end
             ranks = {
                 number: (max(tried_by_epochs), value if self._maximise else -value)
@@ -137,7 +133,9 @@ class TrialSearch:
         for key, tried_by_epochs in zip(keys, looks_by_trial, strict=True):
             most_epochs = max(tried_by_epochs)
             newest = tried_by_epochs[most_epochs]
-            self._keep(key, replace(newest, stopped=most_epochs < epochs and not _failed(newest, column)))
+            tried = replace(newest, stopped=most_epochs < epochs and not _failed(newest, column))
+            if key in stale or self._receipts.result("trial", key, Tried) != tried:
+                self._keep(key, tried)
             checkpoints_of(self._spec, key).delete(recursive=True)
 
     def _draw_by_results(self, keys: Sequence[str], width: int) -> None:
@@ -162,7 +160,6 @@ class TrialSearch:
                     if key not in drawn:
                         self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
                     self._settings[key] = dict(settings)
-                    self._networks[key] = self._made(key)
                 try:
                     tried = self._train(key, settings)
                 except BaseException:
@@ -184,19 +181,15 @@ class TrialSearch:
         self._receipts.keep("trial", key, tried)
         self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
 
-    def _made(self, key: str) -> tuple[PipelineSpec, nn.Module] | ConfigError:
-        """The file of one trial, and its network; what speaks against these fails the trial once it is its turn.
+    def _file_of(self, key: str) -> PipelineSpec:
+        """The file of one trial, which runs on as many ranks as it says, or one, and with the metric that judges it.
 
-        It runs on as many ranks as the file says, or one, and with the metric that judges it.
+        Raises:
+            ConfigError: its settings do not fit each other.
         """
-        try:
-            spec = with_settings(self._spec, self._settings[key])
-            ranks, metrics = spec.train.num_proc or 1, metrics_of_trials(spec)
-            settings = msgspec.structs.replace(spec.train, num_proc=ranks, metrics=metrics)
-            spec = msgspec.structs.replace(spec, train=settings)
-            return spec, network_of(spec, self._prepared)
-        except ConfigError as error:
-            return error
+        spec = with_settings(self._spec, self._settings[key])
+        ranks, metrics = spec.train.num_proc or 1, metrics_of_trials(spec)
+        return msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, num_proc=ranks, metrics=metrics))
 
     def _train(self, key: str, drawn: Mapping[str, Any]) -> Tried:
         """Train one to its end, and keep what came of it with what was drawn."""
@@ -208,11 +201,8 @@ class TrialSearch:
         emit("step", name="trial", state="started")
         started = time.perf_counter()
         try:
-            trial = self._networks.pop(key, None) or self._made(key)  # the network is the fit's alone from now on
-            if isinstance(trial, ConfigError):
-                raise trial
-            spec, network = trial
-            trained = train(self._spark, spec, self._prepared, key, network, epochs=epochs)
+            spec = self._file_of(key)
+            trained = train(self._spark, spec, self._prepared, key, network_of(spec, self._prepared), epochs=epochs)
             return Tried(trained=trained, seconds=time.perf_counter() - started)
         except SparkdlError as error:
             text = settings_text(self._settings[key])

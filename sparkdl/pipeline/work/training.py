@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mae": nn.L1Loss,
     "huber": nn.HuberLoss,
 }
+_MAKING = threading.Lock()
+"""Held while a network is made, here or by a bundle: torch has one generator, and trials train side by side."""
 
 
 def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
@@ -52,10 +55,12 @@ def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
         ConfigError: the factory fails, or the champion's weights do not fit what it makes.
     """
     description = described(prepared.features, prepared.labels, spec.label)
-    network = make_network(spec.model, description, spec.train.random_seed or 0)
+    with _MAKING:
+        network = make_network(spec.model, description, spec.train.random_seed or 0)
     if prepared.start is not None:
         published_hash = prepared.start.rpartition("/")[2]  # a registry's folder of a bundle is called so
-        champion = load_bundle(prepared.start, expected_hash=published_hash, trusted=_trusted(spec)).model
+        with _MAKING:
+            champion = load_bundle(prepared.start, expected_hash=published_hash, trusted=_trusted(spec)).model
         try:
             network.load_state_dict(adjusted(champion, ()).state_dict())
         except RuntimeError as error:
@@ -122,17 +127,18 @@ def train(
     adjustments = adjustments_of(model, spec, labels, prepared.shards.validate)
     fitted_labels = [vars(label) for label in labels]
     try:
-        try:
-            bundle = model.setFeatures(features).save_bundle(
-                folder,
-                factory=factory_of(spec.model),
-                arguments={"features": description, **spec.model.arguments},
-                preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": fitted_labels},
-                adjustments=adjustments,
-            )
-        except ConflictError:  # an earlier run was killed between this and its result
-            bundle = read_bundle(folder)
-        load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
+        with _MAKING:
+            try:
+                bundle = model.setFeatures(features).save_bundle(
+                    folder,
+                    factory=factory_of(spec.model),
+                    arguments={"features": description, **spec.model.arguments},
+                    preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": fitted_labels},
+                    adjustments=adjustments,
+                )
+            except ConflictError:  # an earlier run was killed between this and its result
+                bundle = read_bundle(folder)
+            load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
             f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
@@ -147,7 +153,7 @@ def train(
         bundle=folder,
         content_hash=bundle.content_hash,
         history=tuple(plain_epochs(model.history.to_dict("records"))),
-        metrics={name: float(value) for name, value in summary.metrics.items()},
+        metrics={name: float(value) for name, value in summary.metrics.items() if math.isfinite(value)},
         epochs=summary.epochs,
         best_epoch=summary.best_epoch,
         kept_epoch=summary.epochs - 1 if kept_epoch is None else kept_epoch,
