@@ -79,7 +79,7 @@ def status_of(run: Run) -> Status:
     champion, spec = run.champion(), run.project.spec
     version = None if champion is None else champion.version
     drifts = (record.drift for record in recent if record.drift is not None)
-    published = (record.evaluated for record in recent if record.model.get("version") == version)
+    published = (record.evaluated for record in recent if version and record.model.get("version") == version)
     return Status(
         pipeline=str(spec.name),
         last_run=recent[0] if recent else None,

@@ -162,18 +162,22 @@ def _errors(
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
     prefix = "" if len(labels.names) == 1 else f"{name}_"
     outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
-    trained, taught = trained_of(run.receipts, model), list[str]()
-    if trained is not None:
-        taught = [scored.window for scored in windows if scored.window in trained.windows]
-        if unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels) is None:
-            taught = []  # rows of these windows, of which others are scored
-    summary = None if trained is None else trained.labels.get(name)
+    trained = trained_of(run.receipts, model)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
+    taught = [scored.window for scored in windows]
+    if trained is not None:
+        taught = [window for window in taught if window in trained.windows]
+        unseen = unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels)
+        if unseen is None and not all_rows_scored:
+            taught = []  # rows of these windows, of which others are scored
+    elif not all_rows_scored:
+        taught = []
+    summary = None if trained is None else trained.labels.get(name)
     for chunk in _chunks(windows, label.most_measured):
         rows = _joined(run, clean, label, outputs, chunk).toArrow()
         for scored in chunk:
             window_rows = rows.filter(pc.equal(rows[WINDOW], scored.window))
-            is_taught = all_rows_scored or scored.window in taught
+            is_taught = scored.window in taught
             yield _error(scored, keys[scored.window], label, window_rows, is_taught, spec.judged_metric, summary)
 
 

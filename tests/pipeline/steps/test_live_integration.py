@@ -140,6 +140,8 @@ def test_every_type_of_label_is_compared_by_key_and_weight(spark, tmp_path, labe
         (B, 1, 0, 0),
     ]
     assert [one.trained_on for one in found.windows] == [True, False]
+    of_all_rows = shop.look(clean, {A: "a, again", B: "b, again"}, "split={by: hash}", "score.window=all")
+    assert [one.trained_on for one in of_all_rows.windows] == [True, False]
     codes = actual.astype(np.float32) if label is PRICE else [label.classes.index(value) for value in actual]
     weights = clean.sort_index()["trust"].to_numpy()
     for place, one in enumerate(found.windows):
