@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -44,6 +44,10 @@ _LISTED = 10
 """Names, or numbers, that a refusal lists at most."""
 _MOST_BYTES = 4 << 20
 """The most bytes of the JSON of one event; every question reads the events of all versions."""
+_CALENDAR = [
+    pa.scalar(moment.replace(tzinfo=UTC), pa.timestamp("us", "UTC")).value for moment in (datetime.min, datetime.max)
+]
+"""Microseconds from 1970 on that Python's datetime can hold."""
 LOG = Source("the registry's table of events", "it was altered, restore an earlier version of it")
 
 
@@ -229,6 +233,9 @@ def event_rows(table: pa.Table) -> pa.Table:
             raise LOG.error("an event has none", f"$.{name}")
     if len(table) and pc.min(table["version"]).as_py() < 0:
         raise LOG.error("it is below 0", "$.version")
+    times = pc.min_max(table["time"].cast(pa.int64())).as_py()
+    if times["min"] is not None and not (_CALENDAR[0] <= times["min"] and times["max"] <= _CALENDAR[1]):
+        raise LOG.error("it is in no year from 1 to 9999", "$.time")
     if not set(pc.unique(table["kind"]).to_pylist()) <= set(get_args(Kind)):
         raise LOG.error(f"it is none of {list(get_args(Kind))}", "$.kind")
     return table.sort_by("sequence")

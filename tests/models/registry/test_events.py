@@ -81,6 +81,7 @@ def test_events_that_contradict_each_other_are_refused():
         ("version", pa.array([1, 1], pa.float32()), r"in \$.version, it is a float"),
         ("lineage", pa.array([7, 7]), r"in \$.lineage"),
         ("time", pa.array([1, 2]), r"in \$.time"),
+        ("time", pa.array([0, 2**60], pa.timestamp("us", "UTC")), r"in \$.time, it is in no year from 1 to 9999"),
         ("reason", pa.array([b"\xff", b""]).view(pa.string()), "UTF8"),
     ],
 )
