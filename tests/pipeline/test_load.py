@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -298,12 +299,15 @@ def test_what_came_from_the_environment_is_shown_as_it_was_referred_to():
     for told in (json.dumps(seen), repr(file)):
         assert "hunter2" not in told
     assert file.redacted("no rights: hunter2 at /hunter2/x, 7") == "no rights: ${MINE} at ${ROOT}, 7"
-    other = loads(text, [f"source={json.dumps(source)}"], {**environment, "MINE": "another"})
-    assert other.deciding()["transform"] != file.deciding()["transform"]  # another value is other work to do
-    assert other.resolved()["transform"] == seen["transform"]
-    wrong = refused(with_line("publish: {gate: {rule: '${MINE}'}}"), **environment)
-    assert "'${MINE}'" in wrong[0]
-    assert "hunter2" not in wrong[0]
+
+
+def test_a_mistake_shows_no_value_of_the_environment():
+    text = with_line('weight: "${MINE}"')
+    assert "weight='${MINE}' is the label" in refused(text, MINE="quality")[0]
+    short = refused(text.replace("quality:", "y:"), MINE="y")[0]  # so few characters stand in any text
+    assert "weight='y' is the label" in short
+    with pytest.raises(PipelineFileError, match=r"weight='\$\{MINE\}' is no column of the source"):
+        loads(text, environment={"MINE": "no_such_column"}).check_columns({"quality": pa.float64()})
 
 
 def test_a_variable_that_is_named_in_show_variables_is_no_secret():

@@ -17,7 +17,7 @@ from sparkdl.features.spec import Number
 from sparkdl.pipeline.file.conflicts import contradictions
 from sparkdl.pipeline.file.decode import Decoder, alternatives, fields_of, sections_of, spelled_out, whole_file
 from sparkdl.pipeline.file.environment import Environment
-from sparkdl.pipeline.file.problems import Path, Problems
+from sparkdl.pipeline.file.problems import Path, Problems, without_values
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
 from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
 from sparkdl.pipeline.spec import HashSplit, Label, PipelineSpec, TimeSplit
@@ -27,7 +27,6 @@ from sparkdl.storage.address import looks_like_a_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LEAST_SECRET = 6
 _RANGE = re.compile(r"(?P<stem>.*?)(?P<first>\d+)\.\.(?P=stem)(?P<last>\d+)")
 MAX_COLUMNS = 10_000
 _PLACES = ("tables", "shards", "registry", "runs")
@@ -80,9 +79,7 @@ class PipelineFile:
             for name, value in free.items()
             if isinstance(value, str) and value not in hidden and shown_setting(name, value) == HIDDEN
         }
-        for value in sorted(hidden, key=len, reverse=True):
-            message = message.replace(value, hidden[value]) if len(value) >= _LEAST_SECRET else message
-        return message
+        return without_values(message, hidden)
 
     def refused(self, mistakes: Sequence[tuple[Path, str]]) -> PipelineFileError:
         """The error for values that turned out wrong only when they were used.
@@ -90,7 +87,7 @@ class PipelineFile:
         Args:
             mistakes: the path of each value, and the sentence that follows its name.
         """
-        problems = Problems(self.name, dict(self.lines))
+        problems = Problems(self.name, dict(self.lines), variables=self.variables)
         self.add(mistakes, problems)
         return problems.error()
 
@@ -191,6 +188,7 @@ def _read(
         if override.partition("=")[0].strip() == "show_variables":  # which decides how the others are shown
             tree = overridden(tree, override, Environment({}), problems)
     variables = Environment(os.environ if environment is None else environment, _shown_variables(tree))
+    problems.variables = variables.used
     filled_tree = variables.filled_in(tree, problems)
     assert isinstance(filled_tree, Section)
     tree = one_feature_a_key(filled_tree, problems)

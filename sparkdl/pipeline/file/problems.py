@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparkdl.errors import PipelineFileError
 
 Path = tuple[str | int, ...]
 """The keys and positions that lead to a value."""
-_LISTED = 12
+_LISTED, _LEAST_SECRET = 12, 6
 
 
 def dotted(path: Path) -> str:
@@ -27,14 +27,17 @@ class Problems:
         name: of the file.
         lines: where the value of each path stands, such as ``churn.yaml:14``.
         sentences: (line, sentence) of each problem.
+        variables: of the environment, whose values no sentence shows, by name.
     """
 
     name: str
     lines: dict[Path, str] = field(default_factory=dict)
     sentences: list[tuple[str, str]] = field(default_factory=list)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def add(self, line: str, sentence: str) -> None:
         """Add a problem, unless it is there already."""
+        sentence = without_values(sentence, {value: f"${{{name}}}" for name, value in self.variables.items()})
         if (line, sentence) not in self.sentences:
             self.sentences.append((line, sentence))
 
@@ -49,6 +52,13 @@ class Problems:
         """The one error that tells all problems, in the order of the file; those without a line come last."""
         ordered = sorted(self.sentences, key=lambda problem: _line_number(problem[0]))
         return PipelineFileError(self.name, tuple(f"{line}: {sentence}" for line, sentence in ordered))
+
+
+def without_values(message: str, stand_ins: Mapping[str, str]) -> str:
+    """A message with what stands for each value in its place; those below six characters stay, as any text has them."""
+    for value in sorted(stand_ins, key=len, reverse=True):
+        message = message.replace(value, stand_ins[value]) if len(value) >= _LEAST_SECRET else message
+    return message
 
 
 def _line_number(line: str) -> tuple[bool, int]:
