@@ -116,7 +116,8 @@ def _constant_labels(project: Project, snapshot: SourceSnapshot) -> Iterator[tup
     spec, source = project.spec, project.source
     if spec.transform is not None or source.arrow_address is None:
         return
-    absent = {str(getattr(spec.source, "options", {}).get("nullValue", ""))}
+    options = getattr(spec.source, "options", {})
+    absent = {str(options.get("nullValue", ""))} if source.kind == "csv" else set()
     for name in spec.label:
         values: set[object] = set()
         try:

@@ -124,3 +124,12 @@ def test_where_the_source_is_out_of_reach_its_sql_is_read_all_the_same(tmp_path)
     file.write_text(file.read_text().replace("FROM source", "FROM sorce"))
     with pytest.raises(PipelineFileError, match=r"p.yaml:4: transform.sql: reads 'sorce'"):
         Pipeline.check_file(file)
+
+
+def test_an_empty_text_is_a_class_but_in_csv_where_nothing_is_told_from_it(tmp_path, capsys):
+    columns = {"x": [1.0, 2.0] * 25, "y": ["a", ""] * 25}
+    text = "features: {x: number}\nlabel: {y: {type: binary, positive: a}}"
+    assert main(["check", str(written(tmp_path, text, columns))]) == 0
+    capsys.readouterr()
+    assert main(["check", str(written(tmp_path, text, columns, "csv"))]) == 1
+    assert "label.y is 'a' in every row that has one" in capsys.readouterr().err

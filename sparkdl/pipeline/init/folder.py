@@ -23,9 +23,11 @@ def new_folder(place: str) -> tuple[Storage, str]:
     """The folder that ``place`` names, and the pipeline's name, which is the last part of it.
 
     Raises:
-        ConfigError: it cannot be a pipeline's name, or there is something at that place.
+        ConfigError: it cannot be a pipeline's name, there is something at that place, or it is on no disk here.
     """
-    folder = Storage.of(Path(place).expanduser())
+    folder = Storage.of(place if "://" in place else Path(place).expanduser())
+    if folder.local_path() is None:
+        raise ConfigError(f"{place} is no folder of this machine, where init writes: name one, and copy it from there")
     name = folder.uri.rpartition("/")[2]
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of a pipeline: use letters, digits, - and _, such as churn")

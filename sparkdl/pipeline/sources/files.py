@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))  # else a cell above 131,072 characters is an error
-_HEAD = 256 << 10
+_HEAD, _LONGEST_LINE = 256 << 10, 16 << 20
 """Bytes of a text file that are looked at."""
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
@@ -290,10 +290,14 @@ def partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
 
 
 def first_lines(file: str, most: int = _HEAD) -> tuple[bytes, bool]:
-    """The first whole lines of a text file, within ``most`` bytes, and whether they are all."""
+    """The first whole lines of a text file, within ``most`` bytes or one longer line, and whether they are all."""
     with Storage.of(file).open_input() as stream:
         try:
-            data = bytes(unpacked(stream, file).read(most + 1))
+            lines = unpacked(stream, file)
+            data = bytes(lines.read(most + 1))
+            while len(data) > most and b"\n" not in data[:most] and most < _LONGEST_LINE:  # thousands of columns
+                most *= 2
+                data += bytes(lines.read(most + 1 - len(data)))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file} cannot be unpacked ({error}): write it again") from error
     if len(data) <= most:

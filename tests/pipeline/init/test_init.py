@@ -150,6 +150,12 @@ def test_the_stub_works_as_it_is_and_its_test_passes(written):
     Pipeline.load(f"{done.folder}/churn.yaml", ["model=churn_model:network"])
 
 
+def test_an_address_is_no_folder_that_init_writes(written):
+    table = f"{written[0].folder}/../customers.parquet"
+    with pytest.raises(ConfigError, match=r"s3://bucket/churn is no folder of this machine, where init writes"):
+        init("s3://bucket/churn", table)
+
+
 def test_nothing_that_is_there_is_touched(written, tmp_path, capsys):
     (tmp_path / "churn").mkdir()
     table = f"{written[0].folder}/../customers.parquet"

@@ -39,6 +39,12 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
         found(f"{{kind: parquet, path: {tmp_path}}}")
 
 
+def test_a_first_line_of_thousands_of_columns_is_read_to_its_end(tmp_path):
+    names = [f"a_column_with_a_long_name_{number}" for number in range(9_000)]
+    (tmp_path / "rows.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 9_000)}\n")
+    assert list(found(f"{{kind: csv, path: {tmp_path}}}").types) == names
+
+
 INT = pa.array([1, 2])
 
 
