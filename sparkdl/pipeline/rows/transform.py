@@ -67,12 +67,17 @@ def select_from_source(spark: SparkSession, sql: str, rows: DataFrame) -> DataFr
 
 
 def arrow_types(rows: DataFrame) -> dict[str, pa.DataType]:
-    """The Arrow type of each column; of one that Arrow does not know, an empty struct, which nothing reads."""
+    """The Arrow type of each column but the window's; of one that Arrow does not know, an empty struct.
+
+    Nothing in a file reads either.
+    """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_type
 
     types = {}
     for field in rows.schema.fields:
+        if field.name == WINDOW:
+            continue
         try:
             types[field.name] = to_arrow_type(field.dataType, timezone="UTC")
         except PySparkTypeError:

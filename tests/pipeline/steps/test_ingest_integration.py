@@ -494,8 +494,11 @@ def partly_timed(spark, window):
 @pytest.mark.parametrize("key", [("order_id", "shop"), ("nothing",)])
 def test_a_key_that_is_not_there_is_named(spark, tables, key):
     source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=key)
-    with pytest.raises(PipelineFileError, match=rf"source\.key\[\d\]='{key[-1]}' is no column of the source"):
+    with pytest.raises(
+        PipelineFileError, match=rf"source\.key\[\d\]='{key[-1]}' is no column of the source"
+    ) as refused:
         ingest(spark, spec_of(source), tables, "run", NOW)
+    assert "_window" not in str(refused.value)
 
 
 def test_of_rows_with_one_key_a_sound_one_stays_and_rows_without_a_key_are_no_duplicates(spark, tables):
