@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -45,7 +45,8 @@ _LISTED = 10
 _MOST_BYTES = 4 << 20
 """The most bytes of the JSON of one event; every question reads the events of all versions."""
 _CALENDAR = [
-    pa.scalar(moment.replace(tzinfo=UTC), pa.timestamp("us", "UTC")).value for moment in (datetime.min, datetime.max)
+    (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    for moment in (datetime.min, datetime.max)
 ]
 """Microseconds from 1970 on that Python's datetime can hold."""
 LOG = Source("the registry's table of events", "it was altered, restore an earlier version of it")
