@@ -55,6 +55,27 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+def held_by(kind: pa.DataType) -> str:
+    """What a column of an Arrow type holds, in a word; of a list, with what its elements are."""
+    types = pa.types
+    if is_vector(kind):
+        return "vector"
+    if is_list(kind):
+        return f"list of {held_by(kind.value_type)}"
+    if is_text(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return "bytes"
+    tests = {
+        "truth value": types.is_boolean, "whole number": types.is_integer, "date": types.is_date,
+        "timestamp": types.is_timestamp, "nested": types.is_nested,
+    }  # fmt: skip
+    for word, has_type in tests.items():
+        if has_type(kind):
+            return word
+    return "other" if number_dtype(kind) is None else "fraction"
+
+
 def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None) -> dict[str, Any]:
     """What the type of a column says about its tensor.
 

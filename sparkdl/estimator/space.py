@@ -60,17 +60,17 @@ def all_settings(space: Space) -> list[Settings]:
 
 def drawn_settings(space: Space, count: int, seed: int) -> list[Settings]:
     """Different settings, drawn at random and the same each time; fewer than ``count`` where there are not so many."""
-    generator, drawn = random.Random(seed), list[Settings]()
+    generator, trials = random.Random(seed), list[Settings]()
     for _ in range(_DRAWS_A_TRIAL * count):
         settings = {
             name: values.draw(generator) if isinstance(values, Range) else generator.choice(values)
             for name, values in space.items()
         }
-        if settings not in drawn:
-            drawn.append(settings)
-        if len(drawn) == count:
+        if settings not in trials:
+            trials.append(settings)
+        if len(trials) == count:
             break
-    return drawn
+    return trials
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.columns.types import held_by
 from sparkdl.features.spec import DateParts
 from sparkdl.pipeline.file.conditions import misspelt
 from sparkdl.pipeline.file.problems import Path, choices
@@ -43,12 +43,12 @@ def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) ->
         transformed: the same after the transform; None where there is none, or where nobody knows yet.
     """
     yield from _missing(_of_source(spec), source, "the source")
-    later = source if spec.transform is None else transformed
-    if later is not None:
+    row_columns = source if spec.transform is None else transformed
+    if row_columns is not None:
         owner = "the source" if spec.transform is None else "the transform"
-        yield from _missing(_of_rows(spec), later, owner)
+        yield from _missing(_of_rows(spec), row_columns, owner)
         for name, expectation in spec.expect.items():
-            for word, near in misspelt(expectation.check, list(later)):
+            for word, near in misspelt(expectation.check, list(row_columns)):
                 yield (
                     ("expect", name, "check"),
                     f"={expectation.check!r} reads {word!r}, which is no column of {owner}: write {near}",
@@ -98,8 +98,8 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
         fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
         use = _Use(path, options.source(name), fits, wanted)
         if isinstance(options, DateParts) and {"hour", "minute"} & set(options.parts):
-            coarser = [part for part in options.parts if part not in ("hour", "minute")] or ["month", "weekday"]
-            remedy = f"cast it in transform, or of a date write {{type: date_parts, parts: [{', '.join(coarser)}]}}"
+            coarse = [part for part in options.parts if part not in ("hour", "minute")] or ["month", "weekday"]
+            remedy = f"cast it in transform, or of a date write {{type: date_parts, parts: [{', '.join(coarse)}]}}"
             use = replace(use, fits=["timestamp"], wanted="timestamps, which have hours,", remedy=remedy)
         yield use
     for name, label in spec.label.items():
@@ -120,12 +120,12 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
 
 def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
     for use in uses:
-        shown = "" if use.path[-1] == use.column else f"={use.column!r}"
+        value = "" if use.path in (("features", use.column), ("label", use.column)) else f"={use.column!r}"
         kind = columns.get(use.column)
         if use.column not in columns:
-            yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
+            yield use.path, f"{value} is no column of {owner}: {_instead(use.column, columns)}"
         elif kind is not None and use.fits and held_by(kind) not in use.fits:
-            yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
+            yield use.path, f"{value} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
 
 
 def _instead(column: str, columns: Columns) -> str:
@@ -133,23 +133,3 @@ def _instead(column: str, columns: Columns) -> str:
     if dot and parent in columns:
         return f"it may be a field of {parent}, which is {columns[parent]}: take it out in transform"
     return choices(column, columns, columns=True)
-
-
-def held_by(kind: pa.DataType) -> str:
-    """What a column of an Arrow type holds, in a word; of a list, with what its elements are."""
-    types = pa.types
-    if is_vector(kind):
-        return "vector"
-    if is_list(kind):
-        return f"list of {held_by(kind.value_type)}"
-    if is_text(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return "bytes"
-    for name, is_such in (
-        ("truth value", types.is_boolean), ("whole number", types.is_integer), ("date", types.is_date),
-        ("timestamp", types.is_timestamp), ("nested", types.is_nested),
-    ):  # fmt: skip
-        if is_such(kind):
-            return name
-    return "other" if number_dtype(kind) is None else "fraction"

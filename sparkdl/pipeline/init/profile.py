@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.pipeline.file.columns import held_by
+from sparkdl.columns.types import held_by
 from sparkdl.pipeline.init.count import in_calendar
 
 Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
