@@ -240,13 +240,23 @@ def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, i
     Of ``rows`` rows ``marked`` are of one kind, and ``drawn`` are taken without looking: the count of that kind is
     hypergeometric (Fisher's exact test), which holds for any sizes, also for one row or one marked row in a million.
 
+    Sums of its terms, in place of the quantiles of scipy.stats, which takes seconds to load.
+
     Returns:
         ``(low, high)``; the count is below ``low`` with probability ``tail`` at most, and above ``high`` likewise.
     """
-    from scipy.stats import hypergeom  # most of a second to load, for those who compare
-
-    low, low_of_others = (int(hypergeom.ppf(tail, rows, count, drawn)) for count in (marked, rows - marked))
-    return low, drawn - low_of_others
+    least, most = max(0, marked + drawn - rows), min(marked, drawn)
+    mean = drawn * marked / rows
+    reach = math.ceil(12 * math.sqrt(mean * (1 - marked / rows))) + 60  # beyond lies less than any tail asked for
+    low, high = max(least, int(mean) - reach), min(most, int(mean) + reach)
+    counts = np.arange(low, high, dtype=np.float64)
+    denominators, numerators = (counts + 1) * (rows - marked - drawn + counts + 1), (marked - counts) * (drawn - counts)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(numerators / denominators))])
+    chances = np.exp(logs - logs.max())
+    below = np.cumsum(chances / chances.sum())
+    above = np.cumsum((chances / chances.sum())[::-1])[::-1]
+    # low: the first count that is not in the tail below; high: the last that is not in the tail above
+    return low + int(np.argmax(below > tail)), high - int(np.argmax(above[::-1] > tail))
 
 
 def _shapes(reference: Counts, current: Counts, section: Section, tail: float) -> dict[str, Measure]:
