@@ -43,6 +43,7 @@ class QuantileLoss(nn.Module):
                 f"the output has the shape {tuple(output.shape)} for {len(self.levels)} levels: make the model return "
                 "one number a level"
             )
-        error = label.reshape(-1, 1).to(output.dtype) - output
-        value = torch.maximum(self.levels.to(output.dtype) * error, (self.levels.to(output.dtype) - 1) * error)
+        dtype = torch.promote_types(output.dtype, torch.float32)  # half precision would move labels and levels
+        error, levels = label.reshape(-1, 1).to(dtype) - output.to(dtype), self.levels.to(dtype)
+        value = torch.maximum(levels * error, (levels - 1) * error)
         return value if self.reduction == "none" else value.mean()

@@ -47,3 +47,11 @@ def test_levels_that_are_no_quantiles_are_refused(levels):
 def test_another_number_of_outputs_is_refused():
     with pytest.raises(ConfigError, match=r"has the shape \(4, 2\) for 3 levels: make the model return one number"):
         QuantileLoss(LEVELS)(torch.zeros(4, 2), torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_outputs_in_half_precision_move_neither_labels_nor_levels(dtype):
+    """A label of 70,000 is infinite in float16, and a level of 0.99 is 0.988 in bfloat16."""
+    loss, labels = QuantileLoss((0.5, 0.99)), torch.tensor([70_000.0, 1_234.5])
+    output = torch.zeros(2, 2, dtype=dtype)
+    assert loss(output, labels).item() == loss(output.float(), labels).item()
