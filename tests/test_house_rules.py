@@ -35,7 +35,7 @@ ALLOWED = {
     "strategies": {"collective", "nn", "launch.addresses", "launch.store", "launch.wire"},
     "train": {"batches", "collective.base", "documents", "metrics", "nn", "strategies.base"},
     "models": {"columns", "documents", "features", "nn", "tables"},
-    "scoring": {"columns", "features", "models", "tables"},
+    "scoring": {"columns", "features", "models", "nn", "tables"},
     "interchange": {
         *("columns", "documents", "features", "models", "scoring"),
         *("estimator.outputs", "estimator.summary"),  # which know no Spark

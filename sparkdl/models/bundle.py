@@ -40,6 +40,7 @@ from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.structure import parametrizations_of
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.models.weights import save_weights
+from sparkdl.nn.modes import mode_of
 from sparkdl.storage import Storage
 
 __all__ = [
@@ -177,29 +178,26 @@ def _write_model(
     allow_pickle: bool,
 ) -> Recipe:
     """Put the model's files into ``work`` and return the recipe of rebuilding it, proved by doing so."""
-    was_training = model.training
-    model.eval()
-    try:
-        plain = model.model if isinstance(model, AdjustedModel) else model
-        facts = save_weights(plain, work / WEIGHTS)
-        recipe = recipe_of(plain, factory, arguments, example)
-        recipe = replace(
-            recipe,
-            weights=facts,
-            parametrizations=parametrizations_of(plain),
-            adjustments=model.adjustments if isinstance(model, AdjustedModel) else (),
-        )
-        prove(model, recipe, Storage.of(work), example)
-        return recipe
-    except BundleError:
-        if not allow_pickle or factory is not None:
-            raise
-        (work / WEIGHTS).unlink(missing_ok=True)
-        with (work / PICKLE).open("wb") as file:
-            Pickler(file).dump(model)
-        return Recipe(kind="pickle")
-    finally:
-        model.train(was_training)
+    with mode_of(model, training=False):
+        try:
+            plain = model.model if isinstance(model, AdjustedModel) else model
+            facts = save_weights(plain, work / WEIGHTS)
+            recipe = recipe_of(plain, factory, arguments, example)
+            recipe = replace(
+                recipe,
+                weights=facts,
+                parametrizations=parametrizations_of(plain),
+                adjustments=model.adjustments if isinstance(model, AdjustedModel) else (),
+            )
+            prove(model, recipe, Storage.of(work), example)
+            return recipe
+        except BundleError:
+            if not allow_pickle or factory is not None:
+                raise
+            (work / WEIGHTS).unlink(missing_ok=True)
+            with (work / PICKLE).open("wb") as file:
+                Pickler(file).dump(model)
+            return Recipe(kind="pickle")
 
 
 def _document(

@@ -20,6 +20,7 @@ from sparkdl.models.calling import Arguments
 from sparkdl.models.folder import MAX_BYTES, PICKLE, WEIGHTS, Recipe
 from sparkdl.models.trust import OWN
 from sparkdl.models.weights import check_unsaved_state, load_weights
+from sparkdl.nn.modes import mode_of
 from sparkdl.storage import Storage
 
 
@@ -91,16 +92,12 @@ def repeats(model: nn.Module, example: Any) -> bool:
         model: is asked in evaluation mode.
         example: as ``prove`` takes it.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
+    with mode_of(model, training=False), torch.inference_mode():
+        try:
             first, second = (_call(model, example, _device(model)) for _ in range(2))
-        return _same(first, second)
-    except Exception:  # whatever a forward of somebody's own raises
-        return False
-    finally:
-        model.train(was_training)
+            return _same(first, second)
+        except Exception:  # whatever a forward of somebody's own raises
+            return False
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -37,7 +37,7 @@ class ModelSource(Protocol):
         """Equal for equal models, across processes; None of a model that may change, which nobody is to keep."""
 
     def load(self, device: str) -> nn.Module:
-        """The model in evaluation mode on ``device``."""
+        """The model on ``device``, in evaluation mode unless it is a ``HeldModule``'s."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class HeldModule:
     """A model of this very process, which scores where it lies without being copied.
 
     Attributes:
-        model: in evaluation mode.
+        model: whose mode is for whoever scores with it to choose.
     """
 
     model: nn.Module

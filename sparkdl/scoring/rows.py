@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
+import torch
 from torch import nn
 
 from sparkdl.columns.types import tensor_kind
@@ -16,6 +18,7 @@ from sparkdl.models.folder import BundleInfo, read_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import allowed_imports, checked_packages
+from sparkdl.nn.modes import mode_of
 from sparkdl.scoring.models import BundleSource, HeldModule, ModelSource, WithFeatures
 from sparkdl.scoring.outputs import output_type
 from sparkdl.scoring.plan import check_meaning, plan_inputs
@@ -36,7 +39,8 @@ def score_rows(
     The outputs are those that the scoring of a DataFrame would give, since the same function makes both.
 
     Args:
-        model: a bundle's folder, what ``read_bundle`` says of one, or a module on the CPU, alone or with its features.
+        model: a bundle's folder, what ``read_bundle`` says of one, or a module on the CPU, alone or with its features;
+            it is asked in evaluation mode, and is in its own again afterwards.
         rows: a pandas DataFrame, or an Arrow table or record batch.
         signature: of a module; a bundle brings its own.
         config: batch size, nulls, vectors, device, threads.
@@ -73,8 +77,13 @@ def score_rows(
             kind = table.schema.field(name).type
             check_meaning(field, name, _meaning(kind), str(kind))
     fields = [pa.field(field.name, output_type(field, config.vectors)) for field in signature.outputs]
-    batches = scorer.score(iter(table.combine_chunks().to_batches(max_chunksize=config.batch_rows)))
-    return pa.Table.from_batches(list(batches), pa.schema(fields))
+    batches = table.combine_chunks().to_batches(max_chunksize=config.batch_rows)
+    threads = torch.get_num_threads()
+    try:
+        with mode_of(source.model, training=False) if isinstance(source, HeldModule) else nullcontext():
+            return pa.Table.from_batches(list(scorer.score(batches)), pa.schema(fields))
+    finally:
+        torch.set_num_threads(threads)  # this process goes on as it was
 
 
 def _source(

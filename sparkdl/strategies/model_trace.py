@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from sparkdl.errors import ConfigError, first_line
+from sparkdl.nn.modes import mode_of
 
 InputStyle = Literal["positional", "keyword", "dict"]
 
@@ -161,18 +162,6 @@ def _encode(encoder: torch.nn.TransformerEncoder, src: Any, mask: Any = None, *_
     for layer in encoder.layers:
         src = layer(src, src_mask=mask, is_causal=bool(keywords.get("is_causal")))
     return src if encoder.norm is None else encoder.norm(src)
-
-
-@contextmanager
-def mode_of(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
-    """Let ``model`` train or evaluate in the block; each of its modules is in its own mode again afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import torch.fx
 
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import take_dropped
-from sparkdl.strategies.model_trace import InputStyle, ModelTrace, forked, mode_of, trace_model, without_constants
+from sparkdl.nn.modes import mode_of
+from sparkdl.strategies.model_trace import InputStyle, ModelTrace, forked, trace_model, without_constants
 from sparkdl.strategies.tensor_plan import COLUMN, QKV
 
 _REPEATS = 3

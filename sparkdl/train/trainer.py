@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, tell_dropped
+from sparkdl.nn.modes import mode_of
 from sparkdl.observe import emit
 from sparkdl.strategies.base import Strategy, TaskView, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks, Run
@@ -413,7 +414,7 @@ class _Trainer:
         source.set_epoch(0)  # the same rows in the same order each time
         sums = torch.zeros(self.loss.outputs, 2, dtype=torch.float64, device=self.device)
         with (
-            _evaluation_mode(strategy.model),
+            mode_of(strategy.model, training=False),
             torch.inference_mode(),
             autocast_of(self.config.precision, self.device),
         ):
@@ -615,18 +616,6 @@ def _multiply_gradients(parameters: Sequence[torch.nn.Parameter], factor: float)
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
-
-
-@contextmanager
-def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put ``model`` into evaluation mode for the block, and each of its modules back into its own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _steps(name: str, wanted: int | None, source: BatchSource) -> int:

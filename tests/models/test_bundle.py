@@ -96,6 +96,19 @@ def _flat(value):
     return [value] if isinstance(value, torch.Tensor) else [leaf for item in value for leaf in _flat(item)]
 
 
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "refused"])
+def test_a_model_that_is_saved_in_training_trains_on_as_it_was(saves, tmp_path):
+    """A layer that was frozen by ``eval()`` stays frozen."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model[1].eval()
+    if saves:
+        save_bundle(model, str(tmp_path / "b"))
+    else:
+        with pytest.raises(BundleError):
+            save_bundle(model, str(tmp_path / "b"), example=torch.zeros(1, 7))
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     save_bundle(tied(), str(tmp_path / "b"))
     assert (tmp_path / "b" / "weights.safetensors").stat().st_size < 2 * 160

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.models import HeldModule
@@ -49,6 +50,22 @@ def test_a_module_that_was_trained_further_scores_with_its_new_weights():
             model.weight.fill_(weight)
             model.bias.zero_()
         assert score_rows(model, rows, signature=SIGNATURE)["y"].to_pylist() == [2 * weight]
+
+
+def test_a_module_in_training_is_asked_in_evaluation_mode_and_trains_on_as_it_was():
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.BatchNorm1d(1))
+    model[0].eval()
+    with torch.no_grad():
+        model[2].running_mean.fill_(3.0)
+    wanted = nn.Sequential(*model).eval()(torch.tensor([[1.0], [2.0]])).flatten().tolist()
+    model.train()
+    model[0].eval()
+    rows, threads = pd.DataFrame({"a": [1.0, 2.0]}), torch.get_num_threads()
+    one_thread = ScoreConfig(threads=1 if threads > 1 else 2)
+    assert score_rows(model, rows, signature=SIGNATURE, config=one_thread)["y"].to_pylist() == wanted
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+    assert model[2].num_batches_tracked == 0
+    assert torch.get_num_threads() == threads
 
 
 def test_a_module_is_copied_to_another_device_and_stays_where_it_was():
