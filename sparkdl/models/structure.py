@@ -60,7 +60,7 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str]) -> Node:
         children = [
             [name, _describe(child, f"{path}.{name}".lstrip("."), seen)]
             for name, child in module._modules.items()
-            if child
+            if child is not None  # an empty container is false
         ]
         return {"class": kind.__name__, "children": children}
     if kind is nn.TransformerEncoder:

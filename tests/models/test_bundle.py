@@ -68,6 +68,7 @@ STRUCTURES = {
     "bf16": lambda: (nn.Sequential(nn.Linear(4, 8), nn.ReLU()).bfloat16(), torch.randn(3, 4).bfloat16()),
     "fp16": lambda: (nn.Sequential(nn.Linear(4, 8)).half(), torch.randn(3, 4).half()),
     "fp64": lambda: (nn.Sequential(nn.Linear(4, 8)).double(), torch.randn(3, 4).double()),
+    "empty container": lambda: (nn.Sequential(nn.Linear(4, 8), nn.Sequential(), nn.Linear(8, 1)), torch.randn(3, 4)),
     "padding_idx": lambda: (nn.Sequential(nn.Embedding(9, 3, padding_idx=0), nn.Flatten(0)), torch.arange(9)),
 }
 
