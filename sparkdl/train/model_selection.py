@@ -28,7 +28,9 @@ def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates
     name = monitor.removeprefix("val_")
     if name != monitor and not validates:
         raise ConfigError(f"monitor={monitor!r} needs validation data, and there is none: give some")
-    losses = ["loss", *(f"{label}_loss" for label in task.labels if len(task.labels) > 1 and validates)]
+    losses = ["loss"]
+    if name != monitor and len(task.labels) > 1:  # those of training are one sum
+        losses += [f"{label}_loss" for label in task.labels]
     columns = [*metrics.names, *losses]
     if not config.train_metrics and name == monitor:
         columns = ["loss"]

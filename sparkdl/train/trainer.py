@@ -113,7 +113,10 @@ class _Trainer:
         self.checkpoints, self.strategy, self.collective = checkpoints, strategy, strategy.collective
         collective, world = self.collective, self.collective.world
         self.device = torch.device(world.device)
-        self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
+        # A source without batches is false, and is refused by its own number.
+        self.validation_steps = (
+            0 if validation is None else _steps("validation_steps", config.validation_steps, validation)
+        )
         self.hooks = Hooks(callbacks, world.is_leader)
         if checkpoints is not None and world.is_leader:
             at_end.callback(checkpoints.close)
@@ -621,7 +624,8 @@ def _multiply_gradients(parameters: Sequence[torch.nn.Parameter], factor: float)
 def _steps(name: str, wanted: int | None, source: BatchSource) -> int:
     batches = len(source)
     if batches == 0:
-        raise ConfigError(f"the source of {name} gives 0 batches: write rows, or choose a smaller batch size")
+        data = "training" if name == "steps_per_epoch" else "validation"
+        raise ConfigError(f"the source of {data} gives 0 batches: write rows, or choose a smaller batch size")
     if wanted is not None and wanted > batches:
         raise ConfigError(f"{name}={wanted} exceeds the {batches} batches there are: lower it or leave it out")
     return batches if wanted is None else wanted

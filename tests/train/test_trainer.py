@@ -403,6 +403,12 @@ def test_deterministic_mode_holds_while_training_only(task, train, source):
     train(task(), source(), epochs=1, deterministic=True, callbacks=[Look()])
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        train(task(), source(), epochs=1, deterministic=True, callbacks=[Look()])
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow
@@ -455,6 +461,41 @@ def test_a_sum_is_a_sum(task, train, source, data):
 def test_settings_that_cannot_be_kept_are_refused(task, train, source, settings, message):
     with pytest.raises(ConfigError, match=message):
         train(task(), source(), **settings)
+
+
+def test_the_loss_of_a_label_is_monitored_in_validation_and_refused_of_training(task, train, source):
+    """Before the first epoch, whose row has no such column."""
+
+    class Seen(Callback):
+        epochs = 0
+
+        def on_epoch_start(self, run):
+            self.epochs += 1
+
+    class Two(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).unbind(1)
+
+    seen, two = Seen(), functools.partial(task, labels=("y", "w"))
+    with pytest.raises(ConfigError, match=r"^monitor='w_loss' is no column of an epoch"):
+        train(two(model=Two(5, 2)), source(), source(), monitor="w_loss", callbacks=[seen])
+    assert seen.epochs == 0
+    assert train(two(model=Two(5, 2)), source(), source(), monitor="val_w_loss").best_epoch == 0
+
+
+def test_a_source_of_validation_without_batches_is_refused(task, train, source):
+    class Empty:
+        def __len__(self):
+            return 0
+
+        def __iter__(self):
+            return iter(())
+
+        def set_epoch(self, epoch):
+            pass
+
+    with pytest.raises(ConfigError, match=r"^the source of validation gives 0 batches"):
+        train(task(), source(), Empty())
 
 
 def test_outputs_and_labels_of_different_sizes_are_refused(task, train, source):

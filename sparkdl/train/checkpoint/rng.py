@@ -60,7 +60,11 @@ def deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    settings = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    was_wanted, was_warning = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    benchmark = torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)
@@ -70,5 +74,5 @@ def deterministic(wanted: bool) -> Iterator[None]:
     finally:
         if workspace is None:
             os.environ.pop(_CUBLAS, None)
-        torch.use_deterministic_algorithms(settings[0])
-        torch.backends.cudnn.benchmark = settings[1]
+        torch.use_deterministic_algorithms(was_wanted, warn_only=was_warning)
+        torch.backends.cudnn.benchmark = benchmark
