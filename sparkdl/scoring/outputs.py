@@ -115,11 +115,14 @@ def _column(field: TensorField, tensor: Any, rows: int, missing: Array | None, *
     null = from_numpy(missing) if missing is not None else None
     if pa.types.is_struct(kind):
         return _vector_column(tensor.double().contiguous().numpy(), kind, null)
-    leaf = _ARROW[field.dtype]
     flat = np.ascontiguousarray(tensor.numpy()).reshape(-1)
-    if not field.shape:
-        return from_numpy(flat, missing).cast(leaf)
-    values = from_numpy(flat).cast(leaf)
+    try:
+        values = from_numpy(flat, None if field.shape else missing).cast(_ARROW[field.dtype])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as cause:
+        raise SchemaError(
+            f"the model returns {str(tensor.dtype).removeprefix('torch.')} as output {field.name!r}, which its "
+            f"signature says is {field.dtype} ({cause}): correct the signature"
+        ) from cause
     for level, size in enumerate(reversed(field.shape)):
         outer = level == len(field.shape) - 1
         offsets = from_numpy(np.arange(0, len(values) + 1, size, dtype=np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from fractions import Fraction
 
 import pandas as pd
@@ -66,6 +67,25 @@ def test_a_module_in_training_is_asked_in_evaluation_mode_and_trains_on_as_it_wa
     assert [module.training for module in model.modules()] == [True, False, True, True]
     assert model[2].num_batches_tracked == 0
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize(
+    ("dtype", "answer", "message"),
+    [
+        ("int64", lambda x: x / 3, "returns float32 as output 'y', which its signature says is int64"),
+        ("float32", lambda x: x.long() + 2**24, "returns int64 as output 'y', which its signature says is float32"),
+        ("float32", lambda x: x.to(torch.complex64), "returns complex64 as output 'y'"),
+    ],
+)
+def test_an_answer_that_is_no_number_of_the_signature_is_refused(dtype, answer, message, shape):
+    class Model(nn.Module):
+        def forward(self, x):
+            return answer(x)
+
+    signature = replace(SIGNATURE, outputs=(TensorField(name="y", dtype=dtype, shape=shape),))
+    with pytest.raises(SchemaError, match=f"the model {message}"):
+        score_rows(Model(), pd.DataFrame({"a": [1.0]}), signature=signature)
 
 
 def test_a_module_is_copied_to_another_device_and_stays_where_it_was():
