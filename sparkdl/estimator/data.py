@@ -34,7 +34,7 @@ from sparkdl.estimator.fit_spec import FitSpec, Transformation
 from sparkdl.estimator.model_call import check_forms
 from sparkdl.estimator.params.converters import validation as share_or_column
 from sparkdl.estimator.store import Store
-from sparkdl.estimator.user_code import built
+from sparkdl.estimator.user_code import built, registry_lock
 from sparkdl.observe import span
 from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
 from sparkdl.shards.write import write_shards, write_split
@@ -251,7 +251,8 @@ def code_of(function: Any) -> str:
     for part in parts:
         with contextlib.suppress(OSError, TypeError):
             source += inspect.getsource(part)
-    return hashlib.sha256(dumps(function) + source.encode()).hexdigest()
+    with registry_lock:  # of a module that travels by value meanwhile the pickle would be another one
+        return hashlib.sha256(dumps(function) + source.encode()).hexdigest()
 
 
 def _transformed(transformation: Transformation, df: DataFrame) -> DataFrame:

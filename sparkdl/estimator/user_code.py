@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloudpickle", "torchmetrics", "horovod"}
 """Packages that every worker has, or sparkdl itself would not run there."""
+registry_lock = threading.RLock()
+"""Held from the look at what a pickle needs to the pickle that takes it along: cloudpickle's registry is one for the
+process, and fits run side by side."""
 
 
 def pack(parts: Any) -> Payload:
@@ -43,11 +46,12 @@ def pack(parts: Any) -> Payload:
     Raises:
         ConfigError: one of them cannot be pickled, or lies in a module that can travel neither way.
     """
-    payload = _packed(parts)
-    loose = [name for name in foreign_modules(payload.data) if is_loose(name)]
-    if loose:
-        with _by_value(loose):
-            payload = _packed(parts)
+    with registry_lock:
+        payload = _packed(parts)
+        loose = [name for name in foreign_modules(payload.data) if is_loose(name)]
+        if loose:
+            with _by_value(loose):
+                payload = _packed(parts)
     tops = sorted({name.split(".")[0] for name in foreign_modules(payload.data)})
     stuck = [name for name in tops if is_loose(name)]
     if stuck:
@@ -84,8 +88,12 @@ def check_importable(payload: Payload, spark: SparkSession) -> None:
 @contextlib.contextmanager
 def loose_by_value(value: Any) -> Iterator[None]:
     """Let whatever pickles ``value`` inside the block take loose modules along."""
-    loose = [name for name in foreign_modules(_packed(value).data) if is_loose(name)]
-    with _by_value(loose) if loose else contextlib.nullcontext():
+    with registry_lock:
+        loose = [name for name in foreign_modules(_packed(value).data) if is_loose(name)]
+        if loose:
+            with _by_value(loose):
+                yield
+    if not loose:
         yield
 
 
@@ -169,16 +177,13 @@ def _distributed() -> frozenset[str]:
     return frozenset(name for name, owners in packages.items() if in_place.intersection(owners))
 
 
-_registry = threading.Lock()  # cloudpickle's registry is one for the process
-
-
 @contextlib.contextmanager
 def _by_value(names: list[str]) -> Iterator[None]:
-    """Let the packages of ``names`` travel by value, each with all its loaded modules."""
+    """Let the packages of ``names`` travel by value, each with all its loaded modules; its caller holds the lock."""
     tops = {name.split(".")[0] for name in names}
     registered = cloudpickle.list_registry_pickle_by_value()
     loaded = [name for name in list(sys.modules) if name.split(".")[0] in tops and name not in registered]
-    with _registry, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for name in loaded:
             if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):
                 cloudpickle.register_pickle_by_value(sys.modules[name])

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import user_code
+from sparkdl.estimator.data import code_of
 from sparkdl.estimator.rank import UserObjects
 from sparkdl.estimator.user_code import foreign_modules, missing_modules, pack
 from sparkdl.train.callbacks import Callback
@@ -57,6 +59,19 @@ def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
     assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
     assert cloudpickle.list_registry_pickle_by_value() == registered
+
+
+def test_a_loose_module_travels_with_every_one_of_several_models_that_are_packed_at_once(loose):
+    with ThreadPoolExecutor(4) as pool:
+        payloads = pool.map(lambda _: pack(loose.Net()), range(60))
+        assert {payload.modules for payload in payloads} == {()}
+
+
+def test_a_function_is_the_same_code_while_its_module_travels_with_another_fit(loose):
+    with ThreadPoolExecutor(2) as pool:
+        packed = pool.map(lambda _: pack(loose.Net()), range(200))
+        assert len({code_of(loose.scaled) for _ in range(500)}) == 1
+        list(packed)
 
 
 def test_installed_packages_are_named_and_sparkdls_own_are_taken_for_granted():
