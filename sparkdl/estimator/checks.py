@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import monitor_of
 from sparkdl.train.objective.labels import Meaning, label_kind
-from sparkdl.train.objective.loss import Objective
+from sparkdl.train.objective.loss import Objective, loss_option
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.task import Task, check_optimizer
 from sparkdl.worker import run_identity
@@ -454,12 +455,15 @@ def check_classes(manifest: Manifest, outputs: Sequence[Output], losses: Sequenc
         stats = manifest.statistics.get(output.label)
         if stats is None or stats.min is None or stats.max is None:
             continue
-        name = getattr(loss, "__name__", type(loss).__name__)
+        function = loss
+        while isinstance(function, functools.partial):
+            function = function.func
+        name = getattr(function, "__name__", type(function).__name__)
         shape = manifest.tensor(output.label).shape
         if label_kind(loss) == "classes" and output.shape and shape in ((), (1,)):
-            ignored = getattr(loss, "ignore_index", -100)
-            least = 0 if stats.min == ignored else stats.min
-            if least < 0 or stats.max >= output.shape[0]:
+            ignored = loss_option(loss, "ignore_index", -100)
+            least, greatest = (0 if end == ignored else end for end in (stats.min, stats.max))
+            if least < 0 or greatest >= output.shape[0]:
                 raise DataError(
                     f"label {output.label!r} holds classes {stats.min}..{stats.max}, and {name} over "
                     f"{output.shape[0]} outputs takes 0..{output.shape[0] - 1}: renumber the classes or widen the model"

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,15 +83,27 @@ def test_classes_beyond_the_outputs_are_refused_with_both_ranges(loss, least, mo
     check_classes(manifest(y=ColumnStats(count=10, min=0, max=2)), outputs, [loss])
 
 
-def test_the_ignored_class_may_lie_below():
-    stats = ColumnStats(count=10, min=-100, max=2)
-    check_classes(manifest(y=stats), [Output("y", (3,), "float32")], [torch.nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(
+    ("loss", "least", "most"),
+    [
+        (torch.nn.CrossEntropyLoss(), -100, 2),
+        (torch.nn.CrossEntropyLoss(ignore_index=255), 0, 255),
+        (torch.nn.NLLLoss(ignore_index=3), 3, 3),
+        (functools.partial(F.cross_entropy, ignore_index=-1), -1, 2),
+        (functools.partial(F.nll_loss, ignore_index=9), 0, 9),
+    ],
+)
+def test_the_ignored_class_may_lie_below_or_above(loss, least, most):
+    stats = ColumnStats(count=10, min=least, max=most)
+    check_classes(manifest(y=stats), [Output("y", (3,), "float32")], [loss])
 
 
 def test_binary_targets_lie_in_0_to_1():
     data = manifest(y=ColumnStats(count=10, min=0, max=2))
     with pytest.raises(DataError, match=r"takes 0\.\.1"):
         check_classes(data, [Output("y", (), "float32")], [torch.nn.BCEWithLogitsLoss()])
+    with pytest.raises(DataError, match=r"lies in 0\.\.2, and binary_cross_entropy takes 0\.\.1"):
+        check_classes(data, [Output("y", (), "float32")], [functools.partial(F.binary_cross_entropy)])
 
 
 def test_a_loss_that_cannot_be_computed_is_a_config_error():
