@@ -192,7 +192,8 @@ class DeltaRs:
 
     def merge(self, rows: pa.Table, on: Sequence[str], transaction: AppTransaction | None = None) -> int:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
-        match = " AND ".join(f"old.`{name}` = new.`{name}`" for name in on)
+        values = {f"old.{quoted(name)}": f"new.{quoted(name)}" for name in rows.column_names}
+        match = " AND ".join(f"old.{quoted(name)} = new.{quoted(name)}" for name in on)
 
         def attempt() -> int:
             table = self._open()
@@ -212,7 +213,7 @@ class DeltaRs:
                 commit_properties=commit_properties(transaction),
             )
             try:
-                merger.when_matched_update_all().when_not_matched_insert_all().execute()
+                merger.when_matched_update(values).when_not_matched_insert(values).execute()
             except DeltaError as cause:
                 if "multiple source rows" not in str(cause):
                     raise

@@ -299,7 +299,7 @@ def check_version(uri: str, expected: int | None, newest: int) -> None:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Refuse facts for the history under names that the log uses itself.
+    """Refuse facts for the history under names that the log uses itself, and what JSON cannot hold.
 
     Raises:
         ConfigError: names them.
@@ -308,6 +308,14 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     require(
         not reserved, f"metadata names {reserved}, which the history says of each commit itself: call these otherwise"
     )
+    for name, fact in metadata.items():
+        try:
+            json.dumps(fact, allow_nan=False)
+        except (TypeError, ValueError) as cause:
+            raise ConfigError(
+                f"metadata[{name!r}]={fact!r} is nothing that JSON can hold ({cause}): give text, finite numbers, or "
+                "lists and dicts of them"
+            ) from cause
 
 
 def is_name(text: str | os.PathLike[str]) -> bool:

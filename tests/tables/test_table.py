@@ -190,6 +190,25 @@ def test_a_column_that_forbids_nulls_must_be_among_the_rows(table):
         replaced(table, pa.table({"day": ["d"], "note": ["new"]}), "d")
 
 
+@pytest.mark.parametrize("fact", [date(2024, 1, 2), float("nan"), {"keys": {1, 2}}])
+def test_facts_that_json_cannot_hold_are_refused_before_anything_is_written(table, fact):
+    table.append(numbers(1))
+    for write in (
+        lambda: table.append(numbers(2), metadata={"job": fact}),
+        lambda: table.stage(table.schema_json(), metadata={"job": fact}),
+    ):
+        with pytest.raises(ConfigError, match=r"^metadata\['job'\]=.* is nothing that JSON can hold .*give text"):
+            write()
+    assert table.version() == 0
+
+
+@pytest.mark.parametrize("names", [("we`ird", "x"), ("k", "`"), ("a.b", "it's"), ("Id", "\N{GRINNING FACE}")])
+def test_a_merge_finds_columns_of_any_name(table, names):
+    table.append(pa.table({name: [1, 2] for name in names}))
+    table.merge(pa.table({name: [2, 3] for name in reversed(names)}), on=names[:1])
+    assert sorted(table.rows().column(names[1]).to_pylist()) == [1, 2, 3]
+
+
 def test_merge_updates_and_inserts(table):
     table.append(pa.table({"k": [1, 2], "v": ["a", "b"]}))
     table.merge(pa.table({"k": [2, 3], "v": ["B", "C"]}), on=["k"])
