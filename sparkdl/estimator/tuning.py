@@ -110,26 +110,28 @@ class SharedShards:
         with self._lock:
             self.fits_to_come, self._running = self.fits_to_come - 1, self._running + 1
             if self._prepared is None:
-                self._owner = fit
                 self._prepared = fit.write(frame)
+                self._owner = fit
             return self._prepared
 
     def leave(self, fit: Fit) -> None:
         """One fit is done; what it has written stays as long as others need it."""
         with self._lock:
             self._running -= 1
-            is_owner = fit is self._owner
-        if not is_owner:
-            fit.close()
-        self.close(self.fits_to_come)
+            if fit is not self._owner:
+                fit.close()
+            self._delete_unneeded()
 
-    def close(self, fits_to_come: int = 0) -> None:
-        """Expect so many fits more; without any, and with none at work, delete the shards."""
+    def close(self) -> None:
+        """Expect no further fit; with none at work, delete the shards."""
         with self._lock:
-            self.fits_to_come = fits_to_come
-            if self.fits_to_come <= 0 and self._running == 0 and self._owner is not None:
-                self._owner.close()
-                self._owner = self._prepared = None
+            self.fits_to_come = 0
+            self._delete_unneeded()
+
+    def _delete_unneeded(self) -> None:
+        if self.fits_to_come <= 0 and self._running == 0 and self._owner is not None:
+            self._owner.close()
+            self._owner = self._prepared = None
 
 
 class GridFits(Iterator[tuple[int, TorchModel]]):

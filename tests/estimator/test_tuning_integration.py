@@ -9,8 +9,10 @@ from pyspark.ml.tuning import CrossValidatorModel, ParamGridBuilder, TrainValida
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.estimator import CrossValidator, TorchEstimator, data
+from sparkdl.estimator.fit import Fit
+from sparkdl.estimator.tuning import SharedShards
 from sparkdl.shards.write import write_shards
 
 
@@ -29,8 +31,8 @@ def linear(store, **params):
     torch.manual_seed(0)
     net = nn.Linear(2, 1)
     given = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.3), "loss": nn.MSELoss()}
-    given |= {"feature_cols": ["a", "b"], "label_cols": ["y"], "num_proc": 1, "verbose": 0, "store": str(store)}
-    return TorchEstimator(**given, **params)
+    given |= {"feature_cols": ["a", "b"], "label_cols": ["y"], "num_proc": 1, "verbose": 0}
+    return TorchEstimator(**given, store=store and str(store), **params)
 
 
 def count_sets(monkeypatch):
@@ -116,3 +118,15 @@ def test_a_search_is_saved_and_loaded_before_it_was_fitted(spark, tmp_path):
     grid[0][estimator.loss] = nn.L1Loss()
     with pytest.raises(ConfigError, match=r"loss=L1Loss\(\), and Spark writes grids as JSON"):
         search.setEstimatorParamMaps(grid).save(str(tmp_path / "other"))
+
+
+def test_a_fit_that_could_not_write_the_shards_leaves_no_folder_of_its_own_while_the_next_one_does(rows):
+    shared = SharedShards(("key",), None)
+    shared.fits_to_come = 2
+    fits = [Fit(linear(None), rows.sparkSession) for _ in range(2)]
+    with pytest.raises(DataError, match="'y' has 200 nulls"):
+        shared.prepared(fits[0], rows.withColumn("y", F.when(F.rand() > 2, F.col("y"))))
+    shared.leave(fits[0])
+    assert shared.prepared(fits[1], rows).train.rows == 200
+    shared.leave(fits[1])
+    assert not [fit.store.prefix_path for fit in fits if fit.store.root.exists()]
