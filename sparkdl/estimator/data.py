@@ -371,7 +371,10 @@ def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:
         "float64": T.DoubleType(),
         "bytes": T.BinaryType(),
     }
-    called = np.dtype(dtype).name
+    try:
+        called = np.dtype(dtype).name
+    except TypeError:  # torch's dtypes, and names that numpy does not know
+        called = ""
     called = "bytes" if called.startswith("bytes") else called
     if called not in kinds:
         raise ConfigError(

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdl.errors import ConfigError
 from sparkdl.estimator import Store, TorchEstimator
-from sparkdl.estimator.data import _stem
+from sparkdl.estimator.data import _spark_type, _stem
 from sparkdl.estimator.fit_spec import resolve
 from sparkdl.shards.manifest import Source
 
@@ -50,6 +51,12 @@ def test_shards_are_not_taken_for_those_of_a_module_whose_constants_were_others(
         return _stem(Source(uri="/table", version="3"), spec(transformation_fn=function))
 
     assert stem(1) == stem(1) != stem(100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, "string", "varchar(3)", str, "uint64"])
+def test_a_dtype_of_a_transformed_column_that_no_shard_holds_is_one_sentence(dtype):
+    with pytest.raises(ConfigError, match=r"^transformation_edit_fields gives 'z' the dtype .*: choose among \['bool'"):
+        _spark_type("z", dtype, ())
 
 
 def test_shards_of_a_table_are_not_those_of_another_one_at_its_address(spec):

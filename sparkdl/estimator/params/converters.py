@@ -165,7 +165,8 @@ def edit_fields(name: str, value: Any) -> list[tuple[Any, ...]]:
     """Columns that a transformation makes: (name, numpy dtype, shape, nullable) each."""
     good = isinstance(value, Sequence) and not isinstance(value, str)
     for edit in value if good else [value]:
-        if not isinstance(edit, Sequence) or isinstance(edit, str) or len(edit) != 4:
+        four = isinstance(edit, Sequence) and not isinstance(edit, str) and len(edit) == 4
+        if not four or not isinstance(edit[0], str) or not isinstance(edit[2], list | tuple | None):
             raise _wrong(
                 name, edit, "a list of (name, numpy dtype, shape, nullable), such as [('x', 'float32', (), True)]"
             )

@@ -114,6 +114,8 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
         ({"inmemory_cache_all": True}, "mapped into memory"),
         ({"shuffle": 1}, "True or False"),
         ({"transformation_edit_fields": ["z"]}, "transformation_edit_fields='z' is a str: give a list of"),
+        ({"transformation_edit_fields": [("z", "float32", 1, True)]}, "is a tuple: give a list of"),
+        ({"transformation_edit_fields": [(None, "float32", (), True)]}, "is a tuple: give a list of"),
     ],
 )
 def test_a_value_that_does_nothing_or_cannot_be_meant_is_refused(given, message):
