@@ -28,7 +28,7 @@ from sparkdl.compat.pickles import dumps
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.worker_errors import encodable_errors
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError, first_line
+from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError, StorageError, first_line
 from sparkdl.estimator.column_plan import ColumnPlan, plan_columns
 from sparkdl.estimator.fit_spec import FitSpec, Transformation
 from sparkdl.estimator.model_call import check_forms
@@ -108,11 +108,17 @@ def prepare(
         return _written(plan, parts[part], uris[part], spec.shards, pinned)
 
     seconds: dict[str, float] = {}
-    with span("shards", seconds):
-        if marks is not None and held_out is None and source is None:  # who knows whether a second reading is the same
-            written = _divided(plan, rows, marks, (uris["train"], uris["validation"]), spec.shards)
-        else:
-            written = _at_once(df, write, list(parts))
+    try:
+        with span("shards", seconds):
+            if marks is not None and held_out is None and source is None:  # a second reading may not be the same
+                written = _divided(plan, rows, marks, (uris["train"], uris["validation"]), spec.shards)
+            else:
+                written = _at_once(df, write, list(parts))
+    except BaseException:
+        for uri in uris.values() if source is None else ():  # a part that was written is nobody's
+            with contextlib.suppress(StorageError):
+                spec.store.discard_shards(uri, pinned=False)
+        raise
     validation = written[1] if len(written) > 1 else None
     return Prepared(plan, written[0], validation, spec.store, pinned=source is not None, seconds=seconds)
 

@@ -360,6 +360,12 @@ def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):
         regression(store=store).fit_on_parquet()
     frame.write.parquet(store.get_train_data_path())
     frame.limit(50).write.parquet(store.get_val_data_path())
+    label = F_.when(F_.rand() > 2, F_.col("y")).alias("y")
+    frame.select(*"abcd", label).write.parquet(store.get_train_data_path(1))
+    frame.limit(50).write.parquet(store.get_val_data_path(1))
+    with pytest.raises(DataError, match="'y' has 600 nulls"):
+        regression(store=store, num_proc=1).fit_on_parquet(dataset_idx=1)
+    assert not list((tmp_path / "shards").iterdir())
     estimator = regression(store=store, run_id="r1", epochs=1, num_proc=1)
     first = estimator.fit_on_parquet()
     assert (first.summary.training_rows, first.summary.validation_rows) == (600, 50)
