@@ -173,6 +173,7 @@ def tune(
     )
     try:
         ladder = looks(search.epochs, min_epochs, reduction) if halves else (search.epochs,)
+        search.check_looks(ladder)
         schedule = Schedule(ladder, reduction, maximise=search.maximise, trials=search.trials)
         width = min(len(settings), room_for_fits(df.sparkSession, search.ranks, slots))
         run_side_by_side([lambda: search.work(schedule)] * width, df.sparkSession, width)
@@ -287,6 +288,21 @@ class _Search:
                 )
             self._kept = store.run(name)
             self.trials = [self._read(trial) for trial in self.trials]
+
+    def check_looks(self, ladder: Sequence[int]) -> None:
+        """Refuse trials that an earlier call has looked at after other numbers of epochs.
+
+        Raises:
+            ConfigError: names both.
+        """
+        for trial in self.trials:
+            others = sorted(trial.values.keys() - set(ladder))
+            if others and self._kept is not None:
+                raise ConfigError(
+                    f"trial {trial.number} is looked at after {list(ladder)} epochs, and the search whose trials lie "
+                    f"in {self._kept.uri} looked after {others}: go on with the epochs, min_epochs and reduction that "
+                    "it had, or give another run_id"
+                )
 
     def work(self, schedule: Schedule) -> None:
         """Train what is next until nothing is."""

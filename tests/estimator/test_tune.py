@@ -179,6 +179,21 @@ def test_a_search_that_is_to_be_kept_and_has_no_store_leaves_no_folder_behind(tm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_search_does_not_go_on_with_other_epochs(tmp_path):
+    def searched(epochs):
+        def make(lr):
+            return TorchEstimator(store=str(tmp_path), epochs=epochs)
+
+        return _Search(make, None, [{"lr": 1}, {"lr": 2}], "val_loss", mode=None, seed=0, name="s", keeps=True)
+
+    search = searched(3)
+    search._keep(Trial(number=1, settings={"lr": 2}, values={1: 0.5, 3: 0.25}))
+    searched(9).check_looks((1, 3, 9))
+    for ladder in ((3,), (1, 4), (9,)):
+        with pytest.raises(ConfigError, match=r"^trial 1 is looked at after .* looked after \[.*another run_id$"):
+            searched(ladder[-1]).check_looks(ladder)
+
+
 def test_a_sampler_takes_in_what_an_earlier_call_has_seen():
     space = {"x": Range(0.0, 1.0), "kind": ["a", "b"]}
     sampler = TpeSampler(space, maximise=False, seed=0)

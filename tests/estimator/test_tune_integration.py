@@ -90,6 +90,8 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(rows, trained, tmp_p
     again = tune(functools.partial(linear, store=str(tmp_path / "b")), rows, space, run_id="part", **options)
     assert len(jobs) == 1  # the best one's weights are read from its last checkpoint
     assert torch.equal(again.model.getModel().weight, undisturbed.model.getModel().weight)
+    with pytest.raises(ConfigError, match=r"is looked at after \[1, 2, 3\] epochs, and the search whose trials lie in"):
+        tune(functools.partial(linear, store=str(tmp_path / "b"), epochs=3), rows, space, run_id="part", **options)
     with pytest.raises(ConfigError, match="and the search whose trials lie in"):
         tune(functools.partial(linear, store=str(tmp_path / "b")), rows, space, run_id="part", **options | {"seed": 4})
 
