@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, cast
 
 from sparkdl.errors import ConfigError
@@ -35,8 +36,12 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        if not all(isinstance(end, Real) for end in (self.low, self.high)):
+            raise ConfigError(f"Range({self.low!r}, {self.high!r}) has an end that is no number: give two numbers")
         if not self.low < self.high or not math.isfinite(self.high - self.low):
             raise ConfigError(f"Range({self.low!r}, {self.high!r}) is empty: give a low end below the high one")
+        if self.whole and math.ceil(self.low) > math.floor(self.high):
+            raise ConfigError(f"Range({self.low!r}, {self.high!r}, whole=True) holds no whole number: widen it")
         if self.log and self.low <= 0:
             raise ConfigError(f"Range({self.low!r}, {self.high!r}, log=True) has no logarithm: give a low end above 0")
 
@@ -45,7 +50,7 @@ class Range:
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         number = low + (high - low) * generator.random()
         number = min(max(math.exp(number) if self.log else number, self.low), self.high)
-        return round(number) if self.whole else number
+        return min(max(round(number), math.ceil(self.low)), math.floor(self.high)) if self.whole else number
 
 
 Space = Mapping[str, Sequence[Any] | Range]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ class TpeSampler:
         if isinstance(values, Sequence):
             return kinds.CategoricalDistribution(tuple(range(len(values))))  # by place: a value may be a list
         if values.whole:
-            return kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
+            return kinds.IntDistribution(math.ceil(values.low), math.floor(values.high), log=values.log)
         return kinds.FloatDistribution(float(values.low), float(values.high), log=values.log)
 
     def ask(self, number: int) -> dict[str, Any]:

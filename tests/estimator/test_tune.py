@@ -11,6 +11,7 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchEstimator
+from sparkdl.estimator.space import drawn_settings
 from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tune import Range, Schedule, Trial, _Search, _settings_of, looks, tune
 
@@ -108,6 +109,13 @@ def test_drawn_settings_are_the_same_each_time_and_begin_alike_where_more_are_as
     assert drawn != _settings_of(space, "random", 12, 6)
     assert all(1e-4 <= one["lr"] <= 1e-1 and one["width"] in range(8, 65) for one in drawn)
     assert sum(one["lr"] < 10**-2.5 for one in _settings_of(space, "random", 400, 0)) == pytest.approx(200, abs=40)
+
+
+def test_whole_numbers_lie_within_ends_that_are_none():
+    space = {"width": Range(-2.6, 2.6, whole=True)}
+    assert {trial["width"] for trial in drawn_settings(space, 5, seed=0)} == {-2, -1, 0, 1, 2}
+    sampler = TpeSampler(space, maximise=False, seed=0)
+    assert {sampler.ask(number)["width"] for number in range(40)} == {-2, -1, 0, 1, 2}
 
 
 def test_a_grid_is_all_there_is():
@@ -245,7 +253,13 @@ def test_what_cannot_be_searched_is_one_sentence(monkeypatch, space, options, se
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [((2, 1), "Range(2, 1) is empty"), ((1, float("inf")), "is empty"), ((0, 1, True), "has no logarithm")],
+    [
+        ((2, 1), "Range(2, 1) is empty"),
+        ((1, float("inf")), "is empty"),
+        ((0, 1, True), "has no logarithm"),
+        (("1", "2"), "Range('1', '2') has an end that is no number"),
+        ((1.2, 1.8, False, True), "Range(1.2, 1.8, whole=True) holds no whole number"),
+    ],
 )
 def test_a_range_that_holds_nothing_is_one_sentence(given, sentence):
     with pytest.raises(ConfigError) as refused:
