@@ -8,13 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from sparkdl.errors import ConfigError
-from sparkdl.storage import Storage, options_for
+from sparkdl.storage import RemoteStorage, Storage, options_for
 
 __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "KeepShards", "LocalStore", "Store", "open_store"]
 
@@ -75,7 +75,7 @@ class Store:
         for name, below in _BELOW.items():
             path = getattr(self, name)
             elsewhere = os.path.isabs(path) or ":" in path
-            places[name] = Storage.of(_on_the_same_hdfs(root, path)) if elsewhere else root.child(path or below)
+            places[name] = _beside(root, path) if elsewhere else root.child(path or below)
         return places
 
     @staticmethod
@@ -185,15 +185,15 @@ class Store:
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder is there."""
-        return Storage.of(path).exists()
+        return _beside(self.root, path).exists()
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a file."""
-        return Storage.of(path).read_bytes()
+        return _beside(self.root, path).read_bytes()
 
     def write_text(self, path: str, text: str) -> None:
         """Write a file, whole or not at all."""
-        Storage.of(path).write_atomic(text.encode())
+        _beside(self.root, path).write_atomic(text.encode())
 
     @property
     def fs(self) -> Any:
@@ -202,7 +202,7 @@ class Store:
 
     def get_full_path(self, path: str) -> str:
         """Return the whole address of a path, with its scheme; a plain path is of the store's HDFS, if it is on one."""
-        return Storage.of(_on_the_same_hdfs(self.root, path)).spark_uri
+        return _beside(self.root, path).spark_uri
 
     def get_full_path_fn(self) -> Callable[[str], str]:
         """Return ``get_full_path``."""
@@ -210,7 +210,7 @@ class Store:
 
     def get_localized_path(self, path: str) -> str:
         """Return a path without scheme and host."""
-        address = Storage.of(_on_the_same_hdfs(self.root, path)).uri
+        address = _beside(self.root, path).uri
         return _HDFS_HOST.sub("", address) if _HDFS_HOST.match(address) else address.partition("://")[2] or address
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
@@ -244,7 +244,7 @@ class Store:
         """Return pyarrow's ``ParquetDataset`` of a folder."""
         import pyarrow.parquet
 
-        files, folder = Storage.of(_on_the_same_hdfs(self.root, path)).filesystem
+        files, folder = _beside(self.root, path).filesystem
         return pyarrow.parquet.ParquetDataset(folder, filesystem=files)
 
     def discard_shards(self, uri: str | Storage, *, pinned: bool) -> None:
@@ -375,10 +375,13 @@ def _has_scheme(path: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*:", path) is not None
 
 
-def _on_the_same_hdfs(root: Storage, path: str) -> str:
-    """An absolute path without a scheme with the host of ``root``, where that is on HDFS."""
+def _beside(root: Storage, path: str) -> Storage:
+    """What a path means to the store at ``root``: of its HDFS without a scheme; in its bucket with its options."""
     host = _HDFS_HOST.match(root.uri)
-    return f"{host[0]}{path}" if host and path.startswith("/") else path
+    storage = Storage.of(f"{host[0]}{path}" if host and path.startswith("/") else path)
+    if isinstance(root, RemoteStorage) and storage.uri.split("/")[:3] == root.uri.split("/")[:3]:
+        return replace(root, uri=storage.uri)
+    return storage
 
 
 def _made(prefix_path: str | os.PathLike[str] | Storage, **options: Any) -> Store:

@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 
 import pyarrow
@@ -90,6 +91,22 @@ def test_the_methods_that_horovods_users_call_do_what_they_did(tmp_path):
         store.get_checkpoint_filename()
     unsaved = Store.create(str(tmp_path), save_runs=False)
     assert (unsaved.get_checkpoint_path("r1"), unsaved.get_logs_path("r1")) == (None, None)
+
+
+def test_a_store_reaches_all_of_its_bucket_by_its_own_options(s3_root, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    bucket = s3_root.parent().uri
+    store = Store.create(s3_root.uri, storage_options=s3_root.options, train_path=f"{bucket}/rows")
+    note = f"{store.get_run_path('r1')}/note"
+    assert not store.exists(note)
+    store.write_text(note, "words")
+    assert store.exists(note.replace("s3://", "s3a://"))
+    assert store.read(note) == b"words"
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2]}), buffer)
+    store.parquet("train_path").child("rows.parquet").write_atomic(buffer.getvalue())
+    assert store.get_parquet_dataset(store.get_train_data_path()).read().num_rows == 2
 
 
 def test_horovods_stores_lie_where_their_names_say(tmp_path, monkeypatch):
