@@ -10,7 +10,7 @@ from sparkdl.columns.convert import Converter
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import ShardConfig
-from sparkdl.errors import SchemaError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.shards.key import content_key
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.shard_file import ShardWriter
@@ -132,6 +132,12 @@ class PartWriter:
 
     def _convert(self, batch: pa.RecordBatch) -> None:
         rows = self._converter.convert(batch)
+        for spec in self._converter.tensors:
+            if 0 in spec.shape:  # Arrow divides by it, which ends the process
+                raise DataError(
+                    f"column {spec.name!r} has no number in any row of a batch, whose shape would be {spec.shape}: "
+                    "drop such rows, or leave the column out"
+                )
         if not self._converter.refused:
             self._writer.add(rows, batch.num_rows, self._converter.tensors)
 

@@ -332,6 +332,15 @@ def test_rows_of_several_lengths_are_refused_where_a_tensor_needs_one(tmp_path):
         write_table_shards(pa.table({"a": [[[1], [1, 2]]]}), tmp_path)
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32())), pa.list_(pa.float32(), 0)], ids=str)
+@pytest.mark.parametrize("spread", [True, False], ids=["spread", "in order"])
+def test_arrays_that_are_all_empty_are_refused_and_end_no_process(tmp_path, kind, spread):
+    """Arrow divides by the length of a list of no elements, and the signal for that takes the whole process away."""
+    table = pa.table({"a": pa.array([[], []], kind), "id": [1, 2]})
+    with pytest.raises(DataError, match=r"^column 'a' has no number in any row of a batch"):
+        write_table_shards(table, tmp_path, config=ShardConfig(spread_rows=spread))
+
+
 def test_settings_are_checked_where_they_are_made():
     for make, message in (
         (lambda: ShardConfig(format="csv"), "format='csv'"),
