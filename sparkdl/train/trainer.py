@@ -214,9 +214,11 @@ class _Trainer:
         self.hooks.call("on_fit_start", run)
         while run.epoch < config.epochs:
             run.stop_reason = self._reason_to_stop()
-            if run.stop_reason is not None:
+            if run.stop_reason is not None and run.batch == 0:
                 break
             self._epoch()
+            if run.batch:  # a part of the epoch is all that there shall be
+                break
         metrics = selection.restore_best(run.history)
         if self.checkpoints is not None and run.world.is_leader:
             self.checkpoints.wait()
@@ -259,7 +261,8 @@ class _Trainer:
         self.hooks.call("on_epoch_start", run)
         self.strategy.check_parameters()
         self.reporter.epoch_starts()
-        self._train()
+        if run.stop_reason is None:  # else this run goes on where the one before was to stop: the rest is missing
+            self._train()
         self.strategy.check_parameters()
         end_epoch(self.train)
         self.window.flush()

@@ -131,3 +131,30 @@ def test_fewer_epochs_than_were_trained_are_refused_a_part_of_one_included(fitte
     with pytest.raises(ConfigError, match=r"^epochs=2, and the run has trained 2 and a part of the next already"):
         fitted(source(), epochs=2)
     assert fitted(source(), epochs=3).resumed_step == 16
+
+
+@pytest.mark.parametrize("restore_best", [False, True])
+def test_a_run_that_was_killed_behind_its_last_step_ends_as_undisturbed(fitted, source, restore_best):
+    """Its last epoch, of which ``max_steps`` left a part, is validated and compared; asked again, it says the same."""
+
+    class KilledInValidation(Callback):
+        def on_validation_end(self, run, metrics):
+            if run.step == 10:
+                raise Interrupted
+
+    def run(folder, *callbacks):
+        settings = {"epochs": 3, "max_steps": 10, "restore_best": restore_best, "callbacks": callbacks}
+        return fitted(source(), lr=0.3, folder=folder, validation=source(), **settings)
+
+    whole = run("undisturbed")
+    assert whole.best_epoch == 0  # not that of the last weights
+    with pytest.raises(Interrupted):
+        run("killed", KilledInValidation())
+    for folder in ("killed", "undisturbed"):
+        again = run(folder)
+        assert state_equal(whole.model, again.model)
+        assert [{**row, "seconds": 0} for row in again.history.epochs] == [
+            {**row, "seconds": 0} for row in whole.history.epochs
+        ]
+        assert {**again.metrics, "seconds": 0} == {**whole.metrics, "seconds": 0}
+        assert (again.steps, again.stop_reason) == (10, "max_steps=10 is reached")
