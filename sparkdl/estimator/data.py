@@ -430,6 +430,8 @@ def prepare_data(
         raise ConfigError(
             f"num_processes={num_processes}, partitions_per_process={partitions_per_process}: give at least 1 of each"
         )
+    label_columns = [label_columns] if isinstance(label_columns, str) else label_columns
+    feature_columns = [feature_columns] if isinstance(feature_columns, str) else feature_columns
     if not label_columns:
         raise ConfigError("label_columns names no column: name at least one")
     if compress_sparse:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparkdl as hvd_spark
-from sparkdl.errors import ConfigError, WorldSizeError
+from sparkdl.errors import ConfigError, SchemaError, WorldSizeError
 from sparkdl.estimator import LocalStore, TorchModel, prepare_data
 
 
@@ -114,6 +114,8 @@ def test_prepare_data_writes_each_column_once_and_refuses_a_share_that_is_none(d
         pytest.raises(ConfigError, match="validation=5 does not lie in"),
         prepare_data(1, store, df, **columns, validation=5),
     ):
+        pass
+    with pytest.raises(SchemaError, match="no column 'label'"), prepare_data(1, store, df, "label", "features"):
         pass
 
 
