@@ -14,10 +14,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
+from sparkdl.columns.names import check_listed
 from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import BACKENDS, LaunchConfig, LoaderConfig
-from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.errors import ConfigError, SchemaError, StorageError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
 from sparkdl.launch.store import Service
@@ -344,8 +345,11 @@ def run_on_dataframe(
         spread = None if strategy is None else (strategy, options.get("backend", "auto"))
         return run(_with_loader, (*call, folder, reading, spread), num_proc=num_proc, **options)
     finally:
-        home.discard_shards(folder, pinned=False)
-        home.close()
+        try:
+            home.discard_shards(folder, pinned=False)
+            home.close()
+        except StorageError as error:  # the values are there, or an error that matters more
+            logger.warning("intermediate shards were not removed: %s", error)
 
 
 def _with_loader(
@@ -413,9 +417,8 @@ def _check_rows(df: Any, columns: Any, labels: Any, batch_size: Any, shuffle: An
         raise SchemaError(
             f"run_on_dataframe takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)"
         )
-    for name, names in (("columns", columns), ("labels", labels)):
-        if isinstance(names, str):
-            raise ConfigError(f"{name}={names!r} is one string: give a list of names, as in [{names!r}]")
+    check_listed("columns", columns)
+    check_listed("labels", labels)
     if not hasattr(batch_size, "__index__") or isinstance(batch_size, bool) or operator.index(batch_size) < 1:
         raise ConfigError(f"batch_size={batch_size!r} is no number of rows: give a whole number of at least 1")
     if not isinstance(shuffle, bool):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.errors import ConfigError, SchemaError, StorageError
+from sparkdl.estimator import Store
 from sparkdl.runner import run_on_dataframe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -63,3 +64,16 @@ def test_wrong_keywords_and_columns_are_refused(spark, tmp_path):
     with pytest.raises(SchemaError, match="'label' is missing"):
         run_on_dataframe(seen, df, labels=["label"], store=str(tmp_path))
     assert not list(tmp_path.rglob("*.arrow"))
+
+
+class Held(Store):
+    """A store whose shards nobody may delete."""
+
+    def discard_shards(self, uri, *, pinned):
+        raise StorageError(f"{uri} cannot be deleted")
+
+
+def test_shards_that_cannot_be_removed_cost_no_value_of_the_ranks(spark, tmp_path, caplog):
+    df = spark.range(0, 10, 1, 1)
+    assert run_on_dataframe(seen, df, num_proc=1, store=Held(prefix_path=str(tmp_path)))[0][1] == 1
+    assert "intermediate shards were not removed" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkdl.errors import SchemaError
+from sparkdl.errors import ConfigError, SchemaError
 
 
 def quoted(name: str) -> str:
@@ -26,6 +26,16 @@ def tells_cases_apart(frame: Any) -> bool:
 def folded(name: str, *, cases: bool) -> str:
     """What of a name tells it from others; ``cases`` tells ``a`` from ``A``."""
     return name if cases else name.lower()
+
+
+def check_listed(parameter: str, names: Any) -> None:
+    """Refuse one text where a list of names is wanted, whose letters would be taken for names.
+
+    Raises:
+        ConfigError: says how a list of one is written.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"{parameter}={names!r} is one string: give a list of names, as in [{names!r}]")
 
 
 def check_names(names: Sequence[str], used: Iterable[str], *, cases: bool = False) -> None:
