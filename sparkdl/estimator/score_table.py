@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.columns.names import check_listed
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.model import TorchModel
@@ -76,6 +77,7 @@ def score_table(
         >>> model = sparkdl.load_model("churn@champion", registry="s3://models")
         >>> sparkdl.score_table("s3://lake/customers", model, "s3://lake/churn", keep=["id"], mode="overwrite")
     """
+    check_listed("keep", keep)
     spark = spark_session()
     if spark is None:
         raise ConfigError("score_table needs a Spark session, whose workers score: start one before")

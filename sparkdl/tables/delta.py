@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from sparkdl.config import require
-from sparkdl.errors import ConflictError, SchemaError, StorageError
+from sparkdl.errors import ConflictError, SchemaError, StorageError, first_line
 from sparkdl.storage import (
     RemoteStorage,
     Storage,
@@ -183,6 +184,21 @@ def delta_schema(spark_schema_json: str) -> Schema:
         return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
     except ValueError as refused:  # two names that differ in case alone
         raise SchemaError(f"the rows cannot be those of a Delta table ({refused}): rename columns") from refused
+
+
+def schema_of_rows(rows: pa.Table) -> Schema:
+    """The Delta schema of a small table.
+
+    Raises:
+        SchemaError: a column has a type that Delta cannot hold, or its name is there twice.
+    """
+    columns = rows.schema
+    try:
+        return Schema.from_arrow(columns)
+    except Exception as refused:  # of no type of its own, with the frames of delta-rs behind the first line
+        raise SchemaError(
+            f"the rows cannot be those of a Delta table ({first_line(refused)}): rename or cast columns"
+        ) from refused
 
 
 def _delta_type(kind: Any, column: str) -> Any:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, QueryBuilder, Schema, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, QueryBuilder, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.columns.names import quoted
@@ -32,6 +32,7 @@ from sparkdl.tables.delta import (
     delta_schema,
     open_table,
     optimistic,
+    schema_of_rows,
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata, check_version
 from sparkdl.tables.features import check_files, check_readable, check_scannable, check_times, check_writable
@@ -154,6 +155,7 @@ class DeltaRs:
     ) -> int:
         """Append a small table; return the version that holds it."""
         check_metadata(metadata or {})
+        columns = schema_of_rows(rows).to_json()
         address = delta_address(self.uri)
         letter = None if "://" in address else re.search(r"[\[\]|^]", os.path.realpath(address))
         require(
@@ -175,9 +177,7 @@ class DeltaRs:
             check_version(self.uri, expected_version, newest)
             if table is not None:
                 check_writable(table, self.uri)
-                check_same_schema(
-                    self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json(), shared=new_columns
-                )
+                check_same_schema(self.uri, table.schema().to_json(), columns, shared=new_columns)
                 check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
                 write_deltalake(
                     table, rows, mode="append", schema_mode="merge" if new_columns else None, **write_settings
@@ -192,6 +192,7 @@ class DeltaRs:
 
     def merge(self, rows: pa.Table, on: Sequence[str], transaction: AppTransaction | None = None) -> int:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
+        columns = schema_of_rows(rows).to_json()
         values = {f"old.{quoted(name)}": f"new.{quoted(name)}" for name in rows.column_names}
         match = " AND ".join(f"old.{quoted(name)} = new.{quoted(name)}" for name in on)
 
@@ -202,7 +203,7 @@ class DeltaRs:
             check_writable(table, self.uri, removes=True)
             check_scannable(table, self.root, self.allow_folders)
             check_times(table, self.root)
-            check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
+            check_same_schema(self.uri, table.schema().to_json(), columns)
             check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
             merger = table.merge(
                 rows,

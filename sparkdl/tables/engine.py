@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
+from sparkdl.columns.names import check_listed
 from sparkdl.config import require
 from sparkdl.errors import ConfigError, ConflictError, FencedError, SchemaError
 from sparkdl.observe import logger
@@ -120,6 +121,10 @@ class WriteRequest:
             f"mode={self.mode!r} is not one of 'append', 'overwrite', 'replace': choose one of these",
         )
         require(
+            len(set(self.partition_by)) == len(self.partition_by),
+            f"partition_by={list(self.partition_by)} names a column twice: name each once",
+        )
+        require(
             self.partitions is None or self.mode == "replace",
             f"partitions are given with mode={self.mode!r}: they only say what mode='replace' replaces",
         )
@@ -191,6 +196,12 @@ def write_request(
     metadata: Mapping[str, Any] | None = None,
 ) -> WriteRequest:
     """What a caller of ``Table.write`` asks for, with the partitions' values as text."""
+    check_listed("partition_by", partition_by)
+    require(
+        partitions is None
+        or (isinstance(partitions, Sequence) and all(isinstance(partition, Mapping) for partition in partitions)),
+        f"partitions={partitions!r} is no list of dicts: give one a partition, as in [{{'day': date(2024, 1, 2)}}]",
+    )
     named = None if partitions is None else tuple(_as_text(partition) for partition in partitions)
     return WriteRequest(
         mode=mode,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from deltalake import Schema
 
+from sparkdl.columns.names import check_listed
 from sparkdl.config import require
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.storage import Storage
@@ -181,6 +182,7 @@ class Table:
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The commits, newest first: version, timestamp (ms), operation, and what the writer added."""
+        require(limit is None or limit >= 0, f"limit={limit} is no number of commits: give 0 or more, or None for all")
         return self._engine().history(limit)
 
     def transaction_version(self, application: str) -> int | None:
@@ -361,6 +363,7 @@ class Table:
             DataError: several rows agree with one of the table's, or nulls are in a column that forbids them.
             StorageError: there is no table, or the commit fails.
         """
+        check_listed("on", on)
         require(
             bool(on) and set(on) <= set(rows.column_names),
             f"on={list(on)} is to name the columns by which rows are found, of {rows.column_names}: name some of these",
@@ -394,8 +397,10 @@ class Table:
             version: the newest by default.
 
         Raises:
+            ConfigError: ``columns`` is one text.
             StorageError: there is no such table or version, or the predicate is wrong.
         """
+        check_listed("columns", columns)
         return self._engine().rows(columns, where, version)
 
     def snapshot(self) -> tuple[int, pa.Table | None]:

@@ -109,6 +109,13 @@ def test_a_day_or_a_moment_is_what_it_says(column, value):
     assert str(found.value.as_py())[:10] == "2026-03-01"
 
 
+def test_truth_of_numpy_is_a_truth_value_and_no_number():
+    [condition] = conditions_of([("t", "=", np.bool_(True))], SCHEMA)
+    assert condition.value.as_py() is True
+    with pytest.raises(ConfigError, match="give a value of its type"):
+        conditions_of([("l", "=", np.bool_(True))], SCHEMA)
+
+
 VALUES = {
     "i": st.integers(-50, 50),
     "l": st.integers(-(2**63), 2**63 - 1),

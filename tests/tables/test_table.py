@@ -106,6 +106,47 @@ def test_other_times_of_spark_are_merged_and_compacted(table):
     assert table.rows()["at"].null_count == 4
 
 
+def test_names_and_partitions_that_cannot_be_meant_are_one_sentence_and_make_no_table(table):
+    schema = json.dumps({"type": "struct", "fields": [
+        {"name": name, "type": "long", "nullable": True, "metadata": {}} for name in "ab"]})  # fmt: skip
+    for given, sentence in (
+        ({"partition_by": ["a", "a"]}, r"^partition_by=\['a', 'a'\] names a column twice"),
+        ({"partition_by": "ab"}, r"^partition_by='ab' is one string: give a list of names, as in \['ab'\]"),
+        ({"mode": "replace", "partition_by": ["a"], "partitions": {"a": 1}}, r"^partitions=\{'a': 1\} is no list of"),
+        ({"mode": "replace", "partition_by": ["a"], "partitions": ["a"]}, r"^partitions=\['a'\] is no list of dicts"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            table.stage(schema, **given)
+    with pytest.raises(ConfigError, match=r"^on='ab' is one string"):
+        table.merge(pa.table({"a": [1], "b": [1]}), "ab")
+    with pytest.raises(ConfigError, match=r"^columns='ab' is one string"):
+        table.rows("ab")
+    with pytest.raises(ConfigError, match=r"^limit=-1 is no number of commits"):
+        table.history(-1)
+    assert not table.exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([1], pa.time64("us")), "Time64"),
+        (pa.array([1], pa.float16()), "Float16"),
+        (pa.array([1], pa.duration("s")), "Duration"),
+        (None, "Duplicate field name"),
+    ],
+)
+def test_a_small_table_that_delta_cannot_hold_is_one_sentence(table, column, reason):
+    rows = pa.table([[1], [1] if column is None else column], names=["x", "x" if column is None else "y"])
+    words = rf"^the rows cannot be those of a Delta table \([^\n]*{reason}[^\n]*: rename or cast columns$"
+    with pytest.raises(SchemaError, match=words):
+        table.append(rows)
+    assert not table.exists()
+    table.append(numbers(1))
+    for change in (table.append, lambda rows: table.merge(rows, ["x"])):
+        with pytest.raises(SchemaError, match=words):
+            change(rows)
+
+
 def test_what_is_not_there_is_said(table):
     for ask in (table.version, table.rows, table.history, table.vacuum):
         with pytest.raises(StorageError, match="no Delta table"):

@@ -154,7 +154,7 @@ def _literal(value: Any, kind: pa.DataType, column: str) -> pa.Scalar:
     if value is None:
         raise ConfigError(f"where compares the column {column!r} with None, which nothing equals: use 'is' or 'is not'")
     nothing = isinstance(value, float | np.floating | dt.date) and value != value  # NaN, and NaT of pandas
-    if nothing or isinstance(value, bool) != pa.types.is_boolean(kind):
+    if nothing or isinstance(value, bool | np.bool_) != pa.types.is_boolean(kind):
         raise wrong
     if pa.types.is_temporal(kind) and not isinstance(value, str | dt.date):  # a number of what, since when?
         raise wrong
