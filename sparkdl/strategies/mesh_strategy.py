@@ -236,6 +236,9 @@ class MeshStrategy(Strategy):
         ]
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.device.type != "meta"]
+        for parameter in every:
+            if parameter.device.type == "meta":
+                self.optimizer.state.pop(parameter, None)  # Adagrad, for one, makes it at once
 
     def _take_parts(self) -> None:
         """Take a plain tensor for each DTensor, the part that this rank has; let the optimizer step it if it may.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
+from sparkdl.compat.recurrent_weights import swappable_weights
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.model_trace import InputStyle, ModelTrace, trace_model, without_constants
 from sparkdl.strategies.stage_balance import check_rows_are_independent, split_regions
@@ -116,10 +117,11 @@ def release(model: torch.nn.Module, stage: Stage) -> None:
     They become meta tensors, each the same object under the same name as before, so that an optimizer may be made, or
     have been made, of the whole model.
     """
-    for name, parameter in list(model.named_parameters()):
-        if name not in stage.parameters:
-            meta = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-            torch.utils.swap_tensors(parameter, meta)  # type: ignore[no-untyped-call]
+    with swappable_weights(model):
+        for name, parameter in list(model.named_parameters()):
+            if name not in stage.parameters:
+                meta = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+                torch.utils.swap_tensors(parameter, meta)  # type: ignore[no-untyped-call]
     for name, buffer in list(model.named_buffers()):
         if name not in stage.buffers:
             path, _, leaf = name.rpartition(".")

@@ -164,7 +164,10 @@ CASES = {
     "instances": ({"instances": True}, {"max_grad_norm": 0.3}),
     "thawed": ({"frozen": True}, {"max_grad_norm": 0.3}),
     "schedule": ({"scheduler": rate_by_epoch}, {"scale_lr": False}),
-    "best": ({"metrics": {"mae": torch.nn.L1Loss()}}, {"restore_best": True, "early_stopping_patience": 2}),
+    "best": (
+        {"metrics": {"mae": torch.nn.L1Loss()}, "optimizer": functools.partial(torch.optim.Adagrad, lr=0.05)},
+        {"restore_best": True, "early_stopping_patience": 2},
+    ),
     "single precision": ({}, {"max_grad_norm": 0.3}),
     "bf16": ({}, {"precision": "bf16"}),
 }

@@ -55,17 +55,19 @@ class Skip(nn.Module):
 
 
 class Sentence(nn.Module):
-    """Embedded words, with a parameter of the model's own, through torch's encoder."""
+    """Embedded words, with a parameter of the model's own, through a recurrent layer and torch's encoder."""
 
     def __init__(self):
         super().__init__()
         self.words, self.positions = nn.Embedding(11, 8), nn.Parameter(torch.randn(4, 8))
+        self.reading = nn.GRU(8, 8, batch_first=True)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 4)
         self.last = nn.Linear(8, 3)
 
     def forward(self, words):
-        return self.last(self.encoder(self.words(words) + self.positions).mean(1))
+        read, _ = self.reading(self.words(words) + self.positions)
+        return self.last(self.encoder(read).mean(1))
 
 
 def mlp():
