@@ -16,6 +16,7 @@ import torch
 from sparkdl.batches.memory.address_space import AddressSpace
 from sparkdl.batches.memory.blocks import Blocks, is_ragged
 from sparkdl.batches.order.permutations import Empty
+from sparkdl.columns.cast import cast
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, DataError, SchemaError
@@ -258,7 +259,7 @@ def make_columns(
     """Choose how each tensor is gathered.
 
     Raises:
-        ConfigError: a decode hook names a tensor that is not read.
+        ConfigError: a decode hook names a tensor that is not read, or a tensor cannot hold the padding.
         SchemaError: a decode hook names a tensor that holds no byte strings.
     """
     views = Views(blocks.space)
@@ -274,8 +275,21 @@ def make_columns(
             columns.append(Fixed(spec, blocks, views))
             continue
         ragged = RaggedColumn(spec, blocks, views, config)
+        if config.ragged == "padded" and spec.name not in decode:
+            _check_padding(spec, config.pad_value)
         if spec.name in decode and executor is not None:
             columns.append(Decoded(ragged, views, decode[spec.name], executor, threads))
         else:
             columns.append(ragged)
     return columns
+
+
+def _check_padding(spec: TensorSpec, value: float) -> None:
+    """Refuse what a tensor cannot hold: torch cuts a fraction off, and makes 255 of -1 in a byte."""
+    try:
+        cast(np.array([value], np.float64), spec.dtype, spec.name)
+    except DataError as cause:
+        raise ConfigError(
+            f"pad_value={value} cannot stand in tensor {spec.name!r} of {spec.dtype}, whose rows differ in length: "
+            "choose another, or leave the tensor out"
+        ) from cause

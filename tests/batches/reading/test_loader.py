@@ -301,6 +301,23 @@ def test_ragged_rows_cut_and_padded_by_choice(shards):
             assert len(row) <= 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("int64", 1.5), ("int64", float("nan")), ("int16", 1 << 20), ("bool", -1), ("binary", -1)]
+)
+def test_padding_that_a_tensor_cannot_hold_is_refused(tmp_path, kind, value):
+    """Torch would make 1 of 1.5, and 255 of -1 in a byte."""
+    one = True if kind == "bool" else 1
+    rows = [b"ab", b"c"] if kind == "binary" else [[one, one], [one]]
+    column = pa.array(rows, pa.binary() if kind == "binary" else pa.list_(pa.type_for_alias(kind)))
+    write_table_shards(pa.table({"t": column}), str(tmp_path / "s"))
+    with pytest.raises(ConfigError, match=rf"^pad_value={value} cannot stand in tensor 't' of {kind}"):
+        dataset(tmp_path / "s", pad_value=value).loader(batch_size=2)
+    decode = {"decode": {"t": len}} if kind == "binary" else {}
+    config = {"pad_value": value} if decode else {"pad_value": value, "ragged": "jagged"}
+    (batch,) = dataset(tmp_path / "s", **config).loader(batch_size=2, **decode)  # of which nothing is padded
+    assert len(batch["t"]) == 2
+
+
 def test_one_long_row_among_short_ones(tmp_path):
     rows = [[k] * (3000 if k == 17 else 2) for k in range(200)]
     uri = str(tmp_path / "s")
