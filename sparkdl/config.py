@@ -109,6 +109,7 @@ class ShardConfig:
     def __post_init__(self) -> None:
         _check_choice(self, "format", "ipc", "parquet")
         _check_choice(self, "compression", None, "zstd")
+        _check_whole(self, "block_rows", "seed", "repartition")
         _check_least(self, 1, "shard_bytes", "block_rows", "block_bytes", "max_dictionary_values")
         require(
             self.block_rows <= 1 << 20, f"block_rows={self.block_rows} exceeds {1 << 20}: 1,000 to 4,000 suit most rows"
@@ -266,7 +267,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         counts = ("epochs", "steps_per_epoch", "validation_steps", "max_steps", "accumulate_steps")
-        _check_whole(self, *counts, "early_stopping_patience", "window_steps", "warmup_steps")
+        _check_whole(self, *counts, "early_stopping_patience", "window_steps", "warmup_steps", "seed")
+        require(
+            -(1 << 63) <= self.seed < 1 << 64,
+            f"seed={self.seed} does not lie in -2**63..2**64-1: give a seed in that range",
+        )
         _check_least(self, 1, *counts, "early_stopping_patience", "window_steps")
         _check_least(self, 0, "warmup_steps", "min_delta", "progress_seconds")
         _check_choice(self, "precision", "fp32", "bf16", "fp16")
@@ -316,6 +321,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _check_choice(self, "resume", "exact", "warm", "never")
+        _check_whole(self, "every_steps", "every_epochs", "keep_last")
         for name, value in (("every_steps", self.every_steps), ("every_epochs", self.every_epochs)):
             require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1, or None for never")
         require(self.keep_last >= 1, f"keep_last={self.keep_last} is below 1: a run without checkpoints needs none")
@@ -456,8 +462,9 @@ class LoaderConfig:
     cache_bytes: int = 32 << 30
 
     def __post_init__(self) -> None:
-        _check_least(self, 1, "pool_bytes", "lanes", "chunk_bytes", "prefetch_bytes", "max_length", "cache_bytes")
-        _check_least(self, 1, "threads", "decode_threads", "fetch_threads")
+        counts = ("lanes", "max_length", "threads", "decode_threads", "fetch_threads")
+        _check_whole(self, *counts)
+        _check_least(self, 1, *counts, "pool_bytes", "chunk_bytes", "prefetch_bytes", "cache_bytes")
         _check_choice(self, "on_damage", "error", "substitute")
         _check_choice(self, "verify", "first", "epoch")
         _check_choice(self, "ragged", "padded", "jagged")
@@ -483,6 +490,7 @@ class ScoreConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        _check_whole(self, "batch_rows", "threads")
         require(self.batch_rows >= 1, f"batch_rows={self.batch_rows} is below 1: give the rows of one batch, e.g. 4096")
         _check_choice(self, "nulls", "error", "null", "nan")
         require(

@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import BundleError
+from sparkdl.errors import BundleError, ConfigError, first_line
 from sparkdl.features.fitted import Features
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.calling import check_batch_norm
@@ -161,6 +161,9 @@ def place(config: ScoreConfig) -> tuple[str, int]:
 
     Returns:
         torch's name of the device, intra-op threads.
+
+    Raises:
+        ConfigError: ``config.device`` names none that is here.
     """
     task = _task()
     cpus = task.cpus() if task else torch.get_num_threads()
@@ -170,6 +173,14 @@ def place(config: ScoreConfig) -> tuple[str, int]:
         if torch.cuda.is_available():
             addresses = task.resources()["gpu"].addresses if task and "gpu" in task.resources() else ["0"]
             device = f"cuda:{_index(addresses[0]) % torch.cuda.device_count()}"
+    else:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as cause:  # the latter of a torch without CUDA
+            raise ConfigError(
+                f"device={device!r} cannot be used here ({first_line(cause)}): give 'auto', 'cpu', or the name of a "
+                "device that each worker has"
+            ) from cause
     return device, config.threads or cpus
 
 

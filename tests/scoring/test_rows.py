@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import SchemaError
+from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.models import HeldModule
 from sparkdl.scoring.rows import score_rows
@@ -86,6 +86,12 @@ def test_an_answer_that_is_no_number_of_the_signature_is_refused(dtype, answer, 
     signature = replace(SIGNATURE, outputs=(TensorField(name="y", dtype=dtype, shape=shape),))
     with pytest.raises(SchemaError, match=f"the model {message}"):
         score_rows(Model(), pd.DataFrame({"a": [1.0]}), signature=signature)
+
+
+@pytest.mark.parametrize("device", ["gpu", ""])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(ConfigError, match=f"^device='{device}' cannot be used here "):
+        score_rows(nn.Linear(1, 1), pd.DataFrame({"a": [1.0]}), signature=SIGNATURE, config=ScoreConfig(device=device))
 
 
 def test_a_module_is_copied_to_another_device_and_stays_where_it_was():
