@@ -33,6 +33,13 @@ def test_output_of_python_and_of_children_is_printed_with_its_rank(capfd):
             assert f"[rank {rank}] {words}" in printed
 
 
+def test_output_that_the_drivers_encoding_lacks_is_escaped(tmp_path):
+    with (tmp_path / "out").open("w", encoding="latin-1") as out:
+        config = LaunchConfig(stop_grace_seconds=0.5, start_timeout_seconds=60, stdout=out)
+        assert local.launch(lambda world: print("caf\u00e9 \u2603"), num_proc=1, config=config) == [None]
+    assert (tmp_path / "out").read_text(encoding="latin-1") == "[0]<stdout>:caf\\xe9 \\u2603\n"
+
+
 def test_events_reach_the_driver_with_their_rank():
     events = []
     local.launch(

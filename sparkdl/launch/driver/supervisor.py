@@ -314,7 +314,11 @@ def print_lines(rank: int, message: Mapping[str, Any], config: LaunchConfig) -> 
         target, prefix = sys.stdout, f"{timestamp} [rank {rank}] ".lstrip()
     else:
         return
-    target.write("".join(f"{prefix}{line}\n" for line in message["lines"]))
+    text = "".join(f"{prefix}{line}\n" for line in message["lines"])
+    try:
+        target.write(text)
+    except UnicodeEncodeError:  # of a terminal or file that is no UTF-8: no reason to end a run
+        target.write(text.encode("ascii", "backslashreplace").decode())
     target.flush()
 
 
