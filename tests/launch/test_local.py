@@ -40,6 +40,11 @@ def test_output_that_the_drivers_encoding_lacks_is_escaped(tmp_path):
     assert (tmp_path / "out").read_text(encoding="latin-1") == "[0]<stdout>:caf\\xe9 \\u2603\n"
 
 
+def test_a_list_of_threads_reaches_the_ranks_as_it_is():
+    config = LaunchConfig(stop_grace_seconds=0.5, start_timeout_seconds=60, env={"OMP_NUM_THREADS": "1,1"})
+    assert local.launch(lambda world: os.environ["OMP_NUM_THREADS"], num_proc=1, config=config) == ["1,1"]
+
+
 def test_events_reach_the_driver_with_their_rank():
     events = []
     local.launch(

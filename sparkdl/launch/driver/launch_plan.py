@@ -48,8 +48,7 @@ def make_plan(
         ClusterError: two ranks were given the same GPU.
     """
     preflight.check_versions(versions, [(rank_facts["host"], rank_facts["facts"]) for rank_facts in registered])
-    users_threads = config.env.get("OMP_NUM_THREADS", "")
-    threads = int(users_threads) if users_threads.isdigit() else config.cpus_per_rank
+    threads = resources.threads_of(config.env.get("OMP_NUM_THREADS", "")) or config.cpus_per_rank
     for warning in preflight.crowded_hosts(registered, threads):
         logger.warning("%s", warning)
     hosts = [str(rank_facts["host"]) for rank_facts in registered]

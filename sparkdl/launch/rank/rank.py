@@ -156,8 +156,8 @@ def registration(slot: Slot, interface: str | None) -> dict[str, Any]:
 
 
 def _threads(slot: Slot) -> int:
-    users_threads = os.environ.get("OMP_NUM_THREADS", "")
-    return int(users_threads) if users_threads.isdigit() and slot.cpus == 1 else slot.cpus
+    users_threads = resources.threads_of(os.environ.get("OMP_NUM_THREADS", ""))
+    return users_threads if users_threads is not None and slot.cpus == 1 else slot.cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def perform(link: Reporter, assigned: Assignment, function: list[bytearray]) -> 
             for service in assigned.services:
                 variables = {**stack.enter_context(service(assigned.store)), **variables}
             stack.enter_context(environment(variables))
-            stack.enter_context(resources.intra_op_threads(int(variables["OMP_NUM_THREADS"])))
+            stack.enter_context(resources.intra_op_threads(resources.threads_of(variables["OMP_NUM_THREADS"])))
             stack.enter_context(resources.torch_settings())
             stack.enter_context(_events_to(link, world.rank))
             with link.interruptible():

@@ -105,11 +105,17 @@ def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, 
     return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
+def threads_of(text: str) -> int | None:
+    """Return the threads that OMP_NUM_THREADS asks for, of ``4,2`` at the outer level; None if it says none."""
+    first = text.partition(",")[0].strip()
+    return int(first) or None if first.isdecimal() else None
+
+
 @contextmanager
-def intra_op_threads(threads: int) -> Iterator[None]:
+def intra_op_threads(threads: int | None) -> Iterator[None]:
     """Hold a torch that is loaded already to ``threads`` for the block; one loaded later reads the variables."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or threads is None:
         yield
         return
     previous_threads = torch.get_num_threads()

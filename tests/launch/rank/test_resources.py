@@ -11,6 +11,7 @@ from sparkdl.launch.rank.resources import (
     physical_gpus,
     shared_order,
     thread_variables,
+    threads_of,
     torch_settings,
 )
 
@@ -64,6 +65,11 @@ def test_where_cuda_runs_already_the_device_points_into_the_list_it_read():
 def test_threads_leave_what_the_user_set():
     assert thread_variables(2, {"OMP_NUM_THREADS": "7"}).get("OMP_NUM_THREADS") is None
     assert thread_variables(2, {})["MKL_NUM_THREADS"] == "2"
+
+
+def test_threads_are_read_as_openmp_does():
+    asked = {"8": 8, " 8 ": 8, "4,2": 4, "": None, "0": None, "-1": None, "auto": None, "²": None}
+    assert {text: threads_of(text) for text in asked} == asked
 
 
 def test_what_a_function_sets_of_torch_does_not_reach_the_next_one():
