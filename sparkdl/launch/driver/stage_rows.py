@@ -39,7 +39,7 @@ _PIECE_BYTES = 4 << 20
 _MAX_MESSAGES = 20_000
 _FOLLOW_UP_SECONDS = 2.0
 _MAX_TAIL_CHARACTERS = 48 << 10
-_MARK = re.compile(r"sparkdl-failure:([A-Za-z0-9+/=]+)")
+_MARK = re.compile(r"\[sparkdl-failure:([A-Za-z0-9+/=]+)\]")
 
 
 class Gathering(Protocol):
@@ -237,10 +237,12 @@ def _failure_text(rank: int, error: Mapping[str, Any]) -> str:
 
 def failure_in(text: str) -> ClusterError | None:
     """Return the failure that a task's exception carries in its ``text``, if it carries one."""
-    mark = _MARK.search(text)
-    if mark is None:
+    for mark in _MARK.finditer(text):
+        with contextlib.suppress(ValueError, zlib.error):  # a user's own words may look like one
+            report = json.loads(zlib.decompress(base64.b64decode(mark[1])))
+            break
+    else:
         return None
-    report = json.loads(zlib.decompress(base64.b64decode(mark[1])))
     rank, details = report["rank"], (report["traceback"], tuple(report["tail"]))
     if "limit" not in report:
         return RankFailedError(rank, report["cause"], *details)

@@ -62,6 +62,14 @@ def test_a_failure_survives_its_journey_in_a_text():
     assert failure_in("nothing of ours") is None
 
 
+@pytest.mark.parametrize("words", ["sparkdl-failure:abc", "[sparkdl-failure:abc]", "[sparkdl-failure:YWJj]"])
+def test_words_that_look_like_a_failure_do_not_hide_it(words):
+    failure = failure_in(f"Job aborted ... {_failure_text(1, {'cause': words})}")
+    assert isinstance(failure, RankFailedError)
+    assert (failure.rank, failure.cause) == (1, words)
+    assert failure_in(words) is None
+
+
 def test_a_peers_complaint_is_known_for_what_it_is():
     assert is_follow_up("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     assert is_follow_up("UnreachableError: rank 1 is gone: the rank that failed first says why")
