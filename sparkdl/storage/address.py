@@ -10,6 +10,7 @@ from sparkdl.storage.session import LOCAL, default_filesystem, qualified_by_sess
 
 _CATALOG = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){2}")
 _LOCAL = ("file://", "local://")
+_STORE = re.compile(r"(?:s3[an]?|gs|gcs|abfss?|wasbs?|https?):/(?!/)")
 
 
 def resolved_address(text: str) -> str:
@@ -22,15 +23,25 @@ def resolved_address(text: str) -> str:
     another process takes for the same place.
 
     Raises:
-        ConfigError: it is empty, the name of a table in a catalog, or of another machine.
+        ConfigError: it is empty, the name of a table in a catalog, or of another machine, or a scheme without a place.
     """
     if not text.strip():
         raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
     if text.startswith("dbfs:/"):
         text = f"file:///dbfs/{text.removeprefix('dbfs:/').lstrip('/')}"
+    text = re.sub(r"^(hdfs|viewfs):/(?!/)", r"\1:///", text)  # as Hadoop writes a path of its default host
+    if _STORE.match(text):
+        raise ConfigError(
+            f"{text} has one slash behind its scheme: write {text.replace(':/', '://', 1)}, or ./{text} for a folder "
+            "of this machine"
+        )
     scheme, separator, host_and_path = text.partition("://")
     if text.startswith("file:") or scheme in ("file", "local"):
         return _local(_path_behind(text, host_and_path if separator else text.removeprefix("file:")))
+    if separator and not host_and_path.strip("/"):
+        raise ConfigError(
+            f"{text} names no bucket, host or path: write the whole address, such as {scheme}://name/data"
+        )
     if separator:  # hdfs:///x leaves its host to Hadoop's configuration
         hostless = scheme in ("hdfs", "viewfs") and host_and_path.startswith("/")
         has_default_host = hostless and default_filesystem().startswith(f"{scheme}://")

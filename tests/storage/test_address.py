@@ -43,6 +43,20 @@ def test_a_scheme_stays(uri):
     assert Storage.of(uri).sibling("b").uri == f"{uri[:-1]}b"
 
 
+@pytest.mark.parametrize("uri", ["s3://", "s3:///", "gs://", "hdfs://", "memory://"])
+def test_a_scheme_alone_is_no_folder_of_this_machine(uri):
+    with pytest.raises(ConfigError, match=f"^{uri} names no bucket, host or path: write the whole address"):
+        Storage.of(uri)
+
+
+def test_one_slash_behind_a_scheme_is_no_folder_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"one slash behind its scheme: write s3://bucket/a, or \./s3:/bucket/a"):
+        Storage.of("s3:/bucket/a")
+    assert Storage.of("./s3:/bucket/a").local_path() == tmp_path / "s3:/bucket/a"
+    assert Storage.of("hdfs:/data/a").uri == "hdfs:///data/a"
+
+
 def test_a_mounted_path_of_databricks_is_local():
     assert Storage.of("dbfs:/a/b").local_path() == Path("/dbfs/a/b")
     assert Store.create("dbfs:/a/b").prefix_path == "/dbfs/a/b"
