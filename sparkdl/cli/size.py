@@ -89,7 +89,10 @@ def _size(options: argparse.Namespace, console: Console) -> int:
             model = function()
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"{options.model}() returned a {type(model).__name__}: let it make a torch.nn.Module")
-        inputs = [_input(text, options.rows) for text in options.input]
+        with _user_errors(
+            f"--input {' '.join(options.input)} of {options.rows:,} rows", "give sizes that fit in memory"
+        ):
+            inputs = [_input(text, options.rows) for text in options.input]
         names = [name for name, _ in inputs]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -204,7 +207,7 @@ def _input(text: str, rows: int) -> tuple[str, Any]:
     import torch
 
     match = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:x\d+)*)(?:<(\d+))?", text)
-    if match is None:
+    if match is None or (match[3] and not int(match[3])):
         raise ConfigError(f"--input {text} is no input: write x=13, image=3x32x32, or words=32<1000 for integers")
     name, shape, bound = match.groups()
     sizes = [rows, *map(int, shape.split("x"))]
