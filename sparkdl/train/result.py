@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkdl.config import require
+
 _STEP_COLUMNS = ("step", "epoch", "loss", "lr", "grad_norm")
 
 
@@ -53,9 +55,14 @@ class History:
         return rows
 
     def to_pandas(self, table: str = "epochs") -> Any:
-        """Return ``"epochs"`` or ``"steps"`` as a pandas data frame."""
+        """Return ``"epochs"`` or ``"steps"`` as a pandas data frame.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
         import pandas as pd
 
+        require(table in ("epochs", "steps"), f"there is no table {table!r}: choose 'epochs' or 'steps'")
         return pd.DataFrame(self.step_rows() if table == "steps" else self.epochs)
 
     def column(self, name: str) -> list[float]:

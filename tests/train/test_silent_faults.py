@@ -240,6 +240,16 @@ def test_a_column_of_labels_is_not_broadcast_against_a_column_of_outputs(task, t
     assert error < 0.2 * data["y"].var()
 
 
+@pytest.mark.parametrize("label", [torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1])], ids=["float", "int"])
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(), torch.nn.functional.cross_entropy], ids=["module", "f"])
+def test_one_number_a_row_is_not_taken_for_the_classes_of_one_row(train, loss, label):
+    """Torch takes labels of the same shape for probabilities, and trains."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+    task = Task(model=model, optimizer=torch.optim.SGD, loss=loss, inputs=["x"], labels=["y"])
+    with pytest.raises(ConfigError, match=r"^the output has shape \(3,\), and a loss over classes takes one number a"):
+        train(task, TensorSource({"x": torch.eye(3), "y": label}, global_batch_rows=3))
+
+
 @pytest.mark.parametrize(
     ("loss", "outputs", "label"),
     [

@@ -74,6 +74,8 @@ def test_history_holds_the_loss_of_every_step_and_epoch(task, train, source, dat
         expected = torch.nn.functional.mse_loss(result.model(data["x"])[:, 0], data["y"]).item()
     assert [row["loss"] for row in result.history.epochs] == pytest.approx([expected] * 2, rel=1e-6)
     table = result.history.to_pandas("steps")
+    with pytest.raises(ConfigError, match="there is no table 'step'"):
+        result.history.to_pandas("step")
     assert list(table["step"]) == list(range(1, 15))
     assert list(table["epoch"]) == [0] * 7 + [1] * 7
     first = next(iter(source()))

@@ -86,7 +86,7 @@ def fitting_label(kind: LabelKind, output: Any, label: torch.Tensor) -> torch.Te
     other. Its dtype becomes the output's where that is float32 or float64.
 
     Raises:
-        ConfigError: the shapes cannot be compared element by element.
+        ConfigError: the shapes cannot be compared element by element, or the output has no classes.
         DataError: class numbers are not whole.
     """
     if kind == "own" or not isinstance(output, torch.Tensor):
@@ -108,6 +108,11 @@ def fitting_label(kind: LabelKind, output: Any, label: torch.Tensor) -> torch.Te
 
 
 def _class_numbers(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    if output.ndim < 2:  # torch would take the rows for the classes of one row, and labels for their probabilities
+        raise ConfigError(
+            f"the output has shape {tuple(output.shape)}, and a loss over classes takes one number a class, (rows, "
+            "classes): let the model return these, or choose a loss of one number a row"
+        )
     if label.dtype == torch.int64 and label.ndim == output.ndim - 1:
         return label
     if label.shape == output.shape and label.is_floating_point():
