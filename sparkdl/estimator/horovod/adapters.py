@@ -67,10 +67,7 @@ def adapted_metrics(metrics: Any, labels: Sequence[str], losses: Sequence[Any]) 
                     f"metrics holds {entry!r}, a {type(entry).__name__}: give names, torchmetrics "
                     "objects, or functions of (output, label)"
                 )
-            name = _fresh(_name_of(entry), by_label[label])
-            if not _is_metric(entry) and takes_no_arguments(entry):
-                entry = entry()
-            by_label[label][name] = entry if _is_metric(entry) else LikeOutput(entry)
+            by_label[label][_fresh(_name_of(entry), by_label[label])] = _adapted(entry)
     return by_label[labels[0]] if len(labels) == 1 else by_label
 
 
@@ -79,7 +76,7 @@ def _with_names(metrics: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[
 
     def resolved(entries: Mapping[str, Any], label: str) -> dict[str, Any]:
         return {
-            name: named_metric(entry, label, loss_of[label]) if isinstance(entry, str) else entry
+            name: named_metric(entry, label, loss_of[label]) if isinstance(entry, str) else _adapted(entry)
             for name, entry in entries.items()
         }
 
@@ -88,7 +85,14 @@ def _with_names(metrics: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[
     if any(isinstance(entry, str) for entry in metrics.values()):
         by_label = {label: resolved(metrics, label) for label in loss_of}
         return by_label if len(by_label) > 1 else next(iter(by_label.values()))
-    return dict(metrics)
+    return {name: _adapted(entry) for name, entry in metrics.items()}
+
+
+def _adapted(entry: Any) -> Any:
+    """A metric as it is, a function so that a label meets it in the output's shape; what makes one of them, made."""
+    if not _is_metric(entry) and takes_no_arguments(entry):
+        entry = entry()
+    return LikeOutput(entry) if callable(entry) and not _is_metric(entry) else entry
 
 
 def _is_metric(entry: Any) -> bool:

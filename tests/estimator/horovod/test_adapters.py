@@ -18,6 +18,7 @@ from sparkdl.estimator.horovod.adapters import (
 from sparkdl.estimator.model_call import ModelCall, ModelInput
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.objective.loss import Objective
+from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.objective.named_metrics import NamedMetric
 from sparkdl.train.task import Task
 from sparkdl.train.trainer import fit
@@ -202,6 +203,17 @@ def test_a_function_that_makes_a_metric_is_called_in_a_list_as_in_a_dict():
     torchmetrics = pytest.importorskip("torchmetrics")
     made = adapted_metrics([lambda: torchmetrics.R2Score()], ["y"], [torch.nn.MSELoss()])["metric"]
     assert isinstance(made, torchmetrics.R2Score)
+
+
+@pytest.mark.parametrize("form", [lambda mae: [mae], lambda mae: {"mae": mae}, lambda mae: {"y": {"mae": mae}}])
+def test_a_label_meets_a_metric_in_the_shape_of_the_output_in_a_list_as_in_a_dict(form):
+    def mae(output, label):
+        return (output - label).abs().mean()
+
+    output, label = torch.rand(6, 1, 2), torch.rand(6, 2)
+    metrics = MetricSet(adapted_metrics(form(mae), ["y"], [F.l1_loss]), ["y"], torch.device("cpu"))
+    metrics.update(output, Batch({"y": label}, step=0, epoch=0, rows=6, global_rows=6))
+    assert metrics.compute(None, 1) == {"mae": pytest.approx(F.l1_loss(output[:, 0], label).item())}
 
 
 def test_horovods_groups_of_metrics_become_named_ones():
