@@ -21,7 +21,7 @@ from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.compat.column_names import named_columns
 from sparkdl.config import require
 from sparkdl.errors import DataError, StorageError
-from sparkdl.storage import Storage, check_places, sha256_hex
+from sparkdl.storage import Storage, check_places, one_line, sha256_hex
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
 from sparkdl.tables.delta import (
     check_same_schema,
@@ -306,9 +306,8 @@ class DeltaRs:
             rows = read_stream(_selected(table, columns, where))
             return rows.cast(pa.schema([field.with_type(_without_views(field.type)) for field in rows.schema]))
         except (DeltaError, OSError, pa.ArrowException) as cause:
-            raise StorageError(
-                f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"
-            ) from cause
+            reason = f"{one_line(cause)}; check columns, predicate, and its files"
+            raise StorageError(f"cannot read from the Delta table {self.uri}: {reason}") from cause
 
 
 def _selected(table: DeltaTable, columns: Sequence[str] | None, where: str | None) -> Any:

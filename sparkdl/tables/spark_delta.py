@@ -15,9 +15,9 @@ from deltalake.exceptions import CommitFailedError
 
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import foreign_jar, task_errors, told_by_java
-from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, SparkdlError, StorageError
+from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, SparkdlError, StorageError, first_line
 from sparkdl.storage import check_spark_reaches, store_error, store_refuses
-from sparkdl.tables.delta import check_same_schema, open_table, optimistic
+from sparkdl.tables.delta import check_same_schema, open_table, optimistic, schema_of_rows
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.record import check_inside, partition_predicate, path_in_log
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\]")
 _MISSING = {
     *("TABLE_OR_VIEW_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"),
-    *("DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND", "SCHEMA_NOT_FOUND"),
+    *("DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"),
 }
 _CREATED = {"TABLE_OR_VIEW_ALREADY_EXISTS", "DELTA_PATH_EXISTS", "DELTA_TABLE_ALREADY_EXISTS"}
 _DATA = (
@@ -153,10 +153,9 @@ class SparkDelta:
                 f"expected_version is given for {self.uri}, and Spark's Delta writes it, which appends to whatever "
                 "version is the newest: give the table's address and engine='delta-rs'"
             )
-        frame, request = (
-            self.spark.createDataFrame(rows),
-            WriteRequest(mode="append", transaction=transaction, metadata=metadata or {}),
-        )
+        schema_of_rows(rows)  # which refuses what Delta cannot hold
+        frame = self.spark.createDataFrame(rows)
+        request = WriteRequest(mode="append", transaction=transaction, metadata=metadata or {})
         write_id = uuid.uuid4().hex[:12]
         options = {"mergeSchema": "true"} if new_columns else {}
         created = not self.exists()
@@ -188,6 +187,7 @@ class SparkDelta:
                 f"a transaction is given for the merge into {self.uri}, and Spark's Delta writes it, whose merges "
                 "carry none: give the table's address and engine='delta-rs'"
             )
+        schema_of_rows(rows)
         match = " AND ".join(f"old.{quoted(name)} = new.{quoted(name)}" for name in on)
         statement = (
             f"MERGE INTO {self._name} AS old USING {{rows}} AS new ON {match} "
@@ -207,11 +207,18 @@ class SparkDelta:
         self, columns: Sequence[str] | None = None, where: str | None = None, version: int | None = None
     ) -> pa.Table:
         """A small table, or a small part of one."""
+        from pyspark.errors import AnalysisException
+
         with self._errors("read"):
             frame = self._load(version)
             self.check_files(frame)
-            frame = frame.where(where) if where else frame
-            return frame.select(*(quoted(name) for name in columns or frame.columns)).toArrow()
+            try:
+                frame = frame.where(where) if where else frame
+                return frame.select(*(quoted(name) for name in columns or frame.columns)).toArrow()
+            except AnalysisException as refused:
+                raise StorageError(
+                    f"cannot read from the Delta table {self.uri}: {first_line(refused)}; check columns and predicate"
+                ) from refused
 
     @property
     def _name(self) -> str:
@@ -343,7 +350,8 @@ class SparkDelta:
         first = text[match.start() :].partition("\n")[0] if match else text.partition("\n")[0]
         if "CONCURRENT" in condition or condition in _CREATED or "delta.exceptions.Concurrent" in text:
             return CommitFailedError(first)
-        if condition in _MISSING:
+        no_log = "java.io.FileNotFoundException" in text and "_delta_log" in text  # of a version where no table is
+        if condition in _MISSING or no_log:
             return _MissingTableError(
                 f"there is no Delta table {self.uri} that Spark can reach: check the name, or write the table first"
             )

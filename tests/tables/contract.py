@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ from sparkdl.tables.table import AppTransaction, Fence, Table
 
 JARS = Path(__file__).resolve().parents[3] / "shared" / "jars" / "delta"
 KINDS = ("delta-rs", "spark", "name")
+HALVES = pa.array([1.5], pa.float16())
 NOON = dt.datetime(2024, 1, 2, 13)
 DAYS = [dt.date(2024, 1, day) for day in (1, 2, 3)]
 
@@ -220,6 +222,9 @@ def check_a_claim_while_a_write_is_under_way_refuses_it(spark, make):
 
 def check_small_tables_are_appended_and_merged(spark, make):
     table = make()
+    raises(StorageError, ["no Delta table"], lambda: table.rows(version=0))
+    raises(StorageError, ["no Delta table"], lambda: table.read(spark, version=0))
+    raises(SchemaError, ["cannot be those of a Delta table"], lambda: table.append(pa.table({"k": HALVES})))
     assert table.append(pa.table({"k": [1, 2], "v": ["a", "b"]})) == 0
     mark = AppTransaction(application="small", version=1)
     assert [table.append(pa.table({"k": [5], "v": ["e"]}), transaction=mark) for _ in range(2)] == [1, 1]
@@ -231,6 +236,10 @@ def check_small_tables_are_appended_and_merged(spark, make):
     raises(DataError, [], lambda: table.merge(pa.table({"k": [2, 2], "v": ["x", "y"]}), on=["k"]))
     raises(ConfigError, ["on=[]"], lambda: table.merge(pa.table({"k": [2], "v": ["x"]}), on=[]))
     raises(SchemaError, ["'v'"], lambda: table.append(pa.table({"k": [2]})))
+    raises(SchemaError, ["cannot be those of"], lambda: table.append(pa.table({"k": HALVES, "v": ["a"]})))
+    raises(SchemaError, ["cannot be those of"], lambda: table.merge(pa.table({"k": HALVES, "v": ["a"]}), on=["k"]))
+    for given in ({"where": "zz > 1"}, {"where": "k >"}, {"columns": ["zz"]}):
+        raises(StorageError, ["cannot read from", "check columns"], functools.partial(table.rows, **given))
     table.append(pa.table({"k": [9], "n": [1.5]}), new_columns=True)
     assert table.columns() == ["k", "v", "n"]
     assert table.rows(["n"], where="k = 9").column("n").to_pylist() == [1.5]
