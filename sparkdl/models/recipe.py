@@ -62,11 +62,18 @@ def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> No
     package = recipe.target.partition(":")[0]
     again = rebuilt(recipe, folder, [package] if package else ()).eval()
     check_unsaved_state(model, again)
-    if recipe.kind == "structure" and repr(again) != repr(model):
-        raise BundleError(
-            "the model rebuilt from its structure prints differently from the original: "
-            "give factory= and arguments=, or allow_pickle=True"
-        )
+    if recipe.kind == "structure":
+        if repr(again) != repr(model):
+            raise BundleError(
+                "the model rebuilt from its structure prints differently from the original: "
+                "give factory= and arguments=, or allow_pickle=True"
+            )
+        setting = structure.other_setting(model, again)
+        if setting is not None:
+            raise BundleError(
+                f"the model rebuilt from its structure has another {setting!r} than the original: "
+                "give factory= and arguments=, or allow_pickle=True"
+            )
     if example is not None:
         device = _device(model)
         with torch.inference_mode():

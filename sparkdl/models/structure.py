@@ -198,10 +198,34 @@ def _encoder_layer(module: Any) -> dict[str, Any]:
     }
 
 
+def _pairwise_distance(module: Any) -> dict[str, Any]:
+    return {"p": module.norm, "eps": module.eps, "keepdim": module.keepdim}
+
+
 _SPECIAL: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
     nn.MultiheadAttention: _attention,
+    nn.PairwiseDistance: _pairwise_distance,
     nn.TransformerEncoderLayer: _encoder_layer,
 }
+
+
+def other_setting(model: nn.Module, again: nn.Module) -> str | None:
+    """The first setting of a layer that a rebuilt model has otherwise, by its name in the model; None if all agree.
+
+    A layer need not print all that it was made with, nor keep it by the name of its constructor's argument.
+    """
+    for (path, layer), rebuilt in zip(model.named_modules(), again.modules(), strict=True):
+        for name, value in vars(rebuilt).items():
+            if not name.startswith("_") and _comparable(vars(layer).get(name)) != _comparable(value):
+                return f"{path}.{name}".lstrip(".")
+    return None
+
+
+def _comparable(value: Any) -> Any:
+    """A setting, sequences as tuples; None of what is compared otherwise, or not at all."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_comparable, value))
+    return value if isinstance(value, bool | int | float | str) or inspect.isroutine(value) else None
 
 
 def parametrizations_of(model: nn.Module) -> tuple[Parametrization, ...]:

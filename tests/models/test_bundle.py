@@ -97,6 +97,31 @@ def _flat(value):
     return [value] if isinstance(value, torch.Tensor) else [leaf for item in value for leaf in _flat(item)]
 
 
+def gelu_in_the_second_layer():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    model.layers[1].activation = nn.functional.gelu
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (gelu_in_the_second_layer, "layers.1.activation"),
+        (lambda: nn.Transformer(8, 2, activation="gelu", batch_first=True), "encoder.layers.0.activation"),
+    ],
+)
+def test_a_setting_that_no_layer_prints_is_refused_where_it_does_not_come_back(make, setting, tmp_path):
+    """Without an example nothing else shows that the rebuilt model answers otherwise."""
+    with pytest.raises(BundleError, match=f"^the model rebuilt from its structure has another '{setting}"):
+        save_bundle(make(), str(tmp_path / "b"))
+
+
+def test_a_distance_comes_back_with_its_norm(tmp_path):
+    save_bundle(nn.PairwiseDistance(1.0, keepdim=True), str(tmp_path / "b"))
+    again = load_bundle(str(tmp_path / "b")).model
+    assert again(torch.ones(1, 4), torch.zeros(1, 4)).item() == pytest.approx(4, rel=1e-4)
+
+
 @pytest.mark.parametrize("saves", [True, False], ids=["saved", "refused"])
 def test_a_model_that_is_saved_in_training_trains_on_as_it_was(saves, tmp_path):
     """A layer that was frozen by ``eval()`` stays frozen."""
