@@ -153,7 +153,8 @@ def mirror(
             MLflow takes for ``uri``.
 
     Raises:
-        ConfigError: there is no such model, version or alias; or MLflow is not installed.
+        ConfigError: there is no such model, version or alias; MLflow is not installed; or its address is empty, or of a
+            store that is gone with this process.
         BundleError: the bundle holds a pickle.
         IntegrityError: the bundle is not the one that was published; or the registry's key has not signed the version.
         StorageError: MLflow does not answer, or refuses something; again later makes what is missing.
@@ -695,9 +696,14 @@ def opened(uri: str, registry_uri: str | None) -> Iterator[Any]:
 
     Raises:
         StorageError: it does not answer, or refuses something.
-        ConfigError: MLflow is not installed.
+        ConfigError: MLflow is not installed, or ``uri`` is empty or names memory.
     """
     check_installed()
+    # of no address MLflow makes a file in the folder that this process happens to be in
+    require(bool(uri.strip()), f"the address {uri!r} of MLflow is empty: give one, such as http://host:5000")
+    file = uri.removeprefix("sqlite://").partition("?")[0]
+    in_memory = uri.startswith("sqlite://") and file in ("", "/", "/:memory:")
+    require(not in_memory, f"{uri} names no file, and is gone with this process: write sqlite:////data/mlflow.db")
     with _set(_SETTINGS):
         try:
             if uri.startswith("sqlite:///"):  # MLflow would try ten times to open the file, for more than a minute

@@ -304,6 +304,21 @@ def test_a_version_that_is_not_there_is_refused_before_mlflow_is_asked(registry,
 @pytest.mark.parametrize(
     ("address", "said"),
     [
+        ("", "the address '' of MLflow is empty: give one"),
+        ("sqlite://", "sqlite:// names no file, and is gone with this process"),
+        ("sqlite:///:memory:", "sqlite:///:memory: names no file"),
+    ],
+)
+def test_an_address_that_keeps_nothing_is_refused(registry, tmp_path, monkeypatch, address, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        mirror(registry, "churn", address)
+    assert [path.name for path in tmp_path.iterdir()] == ["registry"]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
         ("nonsense://x", "UnsupportedModelRegistryStoreURIException"),
         ("sqlite:////proc/nowhere/mlflow.db", "FileNotFoundError"),
         ("sqlite:////etc/hostname", "file is not a database"),
