@@ -20,7 +20,7 @@ def likely(preload: Sequence[str], pickled: memoryview) -> tuple[str, ...]:
         return tuple(preload)
     words = {word.decode() for word in re.findall(rb"[A-Za-z_][\w.]*", pickled)}
     tops = {word.partition(".")[0] for word in words}
-    modules = [sys.modules[word] for word in words if word in sys.modules]
+    modules = [module for module in map(sys.modules.get, words) if module is not None]  # None forbids an import
     return tuple(
         name
         for name in preload

@@ -33,6 +33,11 @@ def test_what_a_function_names_is_likely_and_nothing_else():
     assert likely(NAMES, memoryview(bytes(2 << 20))) == NAMES, "too large to look at"
 
 
+def test_a_module_whose_import_is_forbidden_is_not_looked_into(monkeypatch):
+    monkeypatch.setitem(sys.modules, "forbidden", None)
+    assert likely(NAMES, pickled(lambda: "forbidden")) == ()
+
+
 def test_what_the_home_of_a_function_has_loaded_is_likely(tmp_path, monkeypatch):
     (tmp_path / "late_home.py").write_text("from math import floor\nfrom decimal import Decimal\ndef f(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
