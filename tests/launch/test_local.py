@@ -45,6 +45,17 @@ def test_a_list_of_threads_reaches_the_ranks_as_it_is():
     assert local.launch(lambda world: os.environ["OMP_NUM_THREADS"], num_proc=1, config=config) == ["1,1"]
 
 
+def test_the_error_behind_long_lines_of_emojis_is_the_ranks_own(capfd):
+    def fail(world):
+        for _ in range(100):
+            print("\U0001f600" * 4000)
+        raise ValueError("mine")
+
+    with pytest.raises(RankFailedError, match=r"^rank 0 failed: ValueError: mine$") as failure:
+        local.launch(fail, num_proc=1, config=QUICK)
+    assert len(failure.value.log_tail) == 100
+
+
 def test_events_reach_the_driver_with_their_rank():
     events = []
     local.launch(

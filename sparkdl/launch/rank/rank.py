@@ -23,7 +23,7 @@ from sparkdl.launch.rank.capture import Capture, RateLimit
 from sparkdl.launch.rank.link import ConnectionInfo, Link, Stopped
 from sparkdl.launch.rank.process_memory import look
 from sparkdl.launch.store import Service, StoreClient, offered
-from sparkdl.launch.wire import dump_value, load_value
+from sparkdl.launch.wire import WireError, dump_value, load_value
 from sparkdl.world import World
 
 RETIRED = threading.Event()
@@ -281,7 +281,16 @@ def _report(link: Reporter, error: BaseException, tail: list[str]) -> None:
         parts = dump_value(error)
     except Exception:
         parts = []
-    if 0 < sum(part.nbytes for part in parts) <= _MAX_EXCEPTION_BYTES:
+    if not 0 < sum(part.nbytes for part in parts) <= _MAX_EXCEPTION_BYTES:
+        parts = []
+    try:
+        _send_error(link, message, parts)
+    except WireError:  # as JSON a hundred long lines of emojis are too much; the driver has seen them
+        _send_error(link, {**message, "tail": []}, parts)
+
+
+def _send_error(link: Reporter, message: Mapping[str, Any], parts: list[memoryview]) -> None:
+    if parts:
         link.send_value(message, parts)
     else:
         link.send(message)
