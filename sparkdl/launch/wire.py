@@ -27,6 +27,7 @@ _TAG_BYTES = 16
 _NONCE_BYTES = 32
 _MESSAGE, _DATA = 1, 2
 _CHUNK_BYTES = 4 << 20
+_SMALL_BYTES = 16 << 10
 _MAX_MESSAGE_BYTES = 4 << 20
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
@@ -40,9 +41,16 @@ class WireError(ClusterError):
 
 
 def dump_value(value: Any) -> list[memoryview]:
-    """Return ``value`` as one pickle and the buffers it refers to; whatever cloudpickle carries is welcome."""
+    """Return ``value`` as one pickle and the large buffers it refers to; whatever cloudpickle carries is welcome."""
     buffers: list[pickle.PickleBuffer] = []
-    head = dumps(value, protocol=5, buffer_callback=buffers.append)
+
+    def stays_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+        if memoryview(buffer).nbytes < _SMALL_BYTES:  # a frame of its own takes longer than a copy
+            return True
+        buffers.append(buffer)
+        return False
+
+    head = dumps(value, protocol=5, buffer_callback=stays_in_pickle)
     return [memoryview(head), *(buffer.raw() for buffer in buffers)]
 
 
@@ -62,7 +70,7 @@ def dump_function(function: Any) -> list[memoryview]:
 
 
 def load_value(parts: list[bytearray]) -> Any:
-    """Rebuild what ``dump_value`` took apart; arrays are views of ``parts[1:]``."""
+    """Rebuild what ``dump_value`` took apart; large arrays are views of ``parts[1:]``."""
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

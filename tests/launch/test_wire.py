@@ -60,6 +60,15 @@ def send_and_receive(value):
     return load_value(received)
 
 
+def test_small_arrays_travel_in_the_pickle_and_stay_writable():
+    parts = dump_value([np.arange(number) for number in range(1000)])
+    assert len(parts) == 1
+    rebuilt = load_value([bytearray(part) for part in parts])
+    rebuilt[9][0] = 7
+    assert rebuilt[9].tolist() == [7, *range(1, 9)]
+    assert len(dump_value(np.zeros(1 << 14, np.uint8))) == 2
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), lambda inner: st.lists(inner)))
 def test_plain_values_arrive(value):
