@@ -8,7 +8,6 @@ nothing here are, or failed) or 130 (interrupted). The commands of a pipeline ex
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkdl.cli import models, pipelines, shards, size
-from sparkdl.cli.words import Parser, add_command
+from sparkdl.cli.words import Parser, add_command, print_error
 from sparkdl.errors import SparkdlError
 
 __all__ = ["job", "main"]
@@ -28,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options, Console()))
     except SparkdlError as error:
-        print(f"sparkdl: {error}", file=sys.stderr)
+        print_error(str(error))
         return 1
     except KeyboardInterrupt:
-        print("sparkdl: interrupted", file=sys.stderr)
+        print_error("interrupted")
         return 130
 
 

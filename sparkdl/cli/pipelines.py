@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sparkdl.cli.words import add_command, print_lines, with_exit_codes
+from sparkdl.cli.words import add_command, plain_text, print_lines, with_exit_codes
 from sparkdl.compat.interrupts import termination_interrupts
 from sparkdl.config import require
 from sparkdl.observe import logger
@@ -99,9 +99,9 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     spec = Pipeline.load(options.file, options.overrides).spec
     labels = ", ".join(spec.label)
     text = f"{options.file} is valid: pipeline {spec.name}, {len(spec.features)} features, label {labels}"
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(plain_text(text), soft_wrap=True)
     if unknown:
-        console.print(f"note: {unknown}", markup=False, highlight=False, soft_wrap=True)
+        console.print(plain_text(f"note: {unknown}"), soft_wrap=True)
     return 0
 
 

@@ -72,22 +72,32 @@ def with_exit_codes(
             text = str(error) if isinstance(error, SparkdlError) else " ".join(str(error).split())
             kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
             sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"
-            print(f"sparkdl: {sentence}", file=sys.stderr)
+            print_error(sentence)
             return code
 
     return run
+
+
+def print_error(sentence: str) -> None:
+    """Say on standard error why a command ends."""
+    print(f"sparkdl: {printable(sentence)}", file=sys.stderr)
 
 
 def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
     """Print names beside texts."""
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
-        console.print(f"{name:{width}}  {text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(plain_text(f"{name:{width}}  {text}"), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """A text from elsewhere, with what would steer a terminal, or turn the text around, as its escape."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
 def plain_text(text: str) -> Text:
-    """A text from elsewhere as it is: no markup, and what would steer a terminal as its escape."""
-    return Text("".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text))
+    """A text from elsewhere as it is: no markup, and ``printable``."""
+    return Text(printable(text))
 
 
 def table_of(titles: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> RenderableType:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import subprocess
 import sys
 from datetime import timedelta
 
 import pytest
+from rich.console import Console
 
 from sparkdl.cli import main
+from sparkdl.cli.words import print_lines, with_exit_codes
 from sparkdl.errors import DataError
 from sparkdl.pipeline.file import load
 from sparkdl.pipeline.report.report import GENERATOR
@@ -32,6 +36,21 @@ def file(tmp_path):
     (tmp_path / "wine.csv").write_text("alcohol,colour,quality\n12.5,red,6\n11.5,white,5\n")
     (tmp_path / "wine.yaml").write_text(FILE)
     return str(tmp_path / "wine.yaml")
+
+
+def test_texts_of_the_data_do_not_steer_a_terminal(capsys):
+    hostile = "a\x1b[2Jb\x07\u202ec"
+    out = io.StringIO()
+    print_lines(Console(file=out, force_terminal=True), [("why", hostile), (hostile, "[bold]x[/bold] é")])
+
+    def refuse(*_):
+        raise DataError(hostile)
+
+    assert with_exit_codes(refuse)(argparse.Namespace(), Console()) == 1
+    shown = out.getvalue() + capsys.readouterr().err
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    assert shown.count("a\\x1b[2Jb\\x07\\u202ec") == 3
+    assert "[bold]x[/bold] é" in shown
 
 
 @pytest.mark.parametrize("command", ["check", "status"])
