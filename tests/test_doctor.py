@@ -80,6 +80,16 @@ def test_the_exit_code_tells_whether_something_needed_failed(monkeypatch, capsys
     assert "1 of 3 checks failed" in capsys.readouterr().out
 
 
+def test_brackets_of_what_was_found_and_of_the_remedy_are_shown(monkeypatch, capsys):
+    broken = doctor.Check(name="X", found="Error: [/x] [y]", ok=False, remedy="pip install 'sparkdl[spark]'")
+    monkeypatch.setattr(doctor, "checks", lambda: iter([broken]))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "Error: [/x] [y]" in shown
+    assert "pip install 'sparkdl[spark]'" in shown
+
+
 def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

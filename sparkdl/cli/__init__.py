@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkdl.cli import models, pipelines, shards, size
-from sparkdl.cli.words import Parser, add_command, print_error
+from sparkdl.cli.words import Parser, add_command, plain_text, print_error
 from sparkdl.errors import SparkdlError
 
 __all__ = ["job", "main"]
@@ -86,7 +86,7 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     failed = 0
     with console.status("checking; two ranks are started for each backend"):
         for check in checks():
-            table.add_row(check.name, check.found, marks[check.ok], check.remedy)
+            table.add_row(plain_text(check.name), plain_text(check.found), marks[check.ok], plain_text(check.remedy))
             failed += check.ok is False
     console.print(table)
     console.print("everything needed works" if not failed else f"{failed} of {table.row_count} checks failed")

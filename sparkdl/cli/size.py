@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from sparkdl.cli.words import add_command
+from sparkdl.cli.words import add_command, plain_text
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.storage import size_text
 
@@ -127,9 +127,9 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         )
         console.print(_table(plan, options.top))
         fits = fits and bool(plan.fitting)
-        console.print(plan.reason, highlight=False, soft_wrap=True)
+        console.print(plain_text(plan.reason), soft_wrap=True)
         for strategy, why in list(plan.impossible.items())[:_SHOWN]:
-            console.print(f"{strategy} does not go: {textwrap.shorten(why, 160)}", highlight=False, soft_wrap=True)
+            console.print(plain_text(f"{strategy} does not go: {textwrap.shorten(why, 160)}"), soft_wrap=True)
         if len(plan.impossible) > _SHOWN:
             console.print(f"nor do {len(plan.impossible) - _SHOWN} other meshes", highlight=False)
         for estimate in plan.others:
