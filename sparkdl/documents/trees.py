@@ -16,6 +16,7 @@ from sparkdl.documents.tensors import DTYPE_NAMES
 from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError
 
 _PLAIN = frozenset({type(None), bool, str, int})
+_METADATA = "__metadata__"  # what safetensors takes for no tensor
 
 
 class Encoder:
@@ -105,11 +106,16 @@ class Encoder:
                 f"the tensor {path.lstrip('.')!r} is {tensor.layout} of {tensor.dtype}, which no checkpoint can hold: "
                 "use a dense tensor of a plain dtype"
             )
-        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        same_memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        identity = (
+            *same_memory,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )  # which change numbers and leave them where they are
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]
         name = path.lstrip(".")
-        while name in self.tensors:  # keys that contain dots may spell the same path
+        while name in self.tensors or name == _METADATA:  # keys that contain dots may spell the same path
             name += "+"
         self.tensors[name] = tensor
         self._seen[identity] = name
