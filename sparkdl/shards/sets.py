@@ -76,9 +76,11 @@ def collect_garbage(
         what was removed, or would be. Sets whose manifest is damaged are left alone.
 
     Raises:
+        ConfigError: an age is below 0.
         StorageError: something cannot be listed or removed.
     """
-    require(orphan_seconds >= 0, f"orphan_seconds={orphan_seconds} must be at least 0 seconds: give a positive age")
+    for name, age in (("orphan_seconds", orphan_seconds), ("set_seconds", set_seconds)):
+        require(age is None or age >= 0, f"{name}={age} must be at least 0 seconds: give a positive age")
     removed = []
     for root in _roots(Storage.of(uri), depth=2):
         manifest, problem = _load(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from sparkdl.cli import main
 from sparkdl.shards.files import write_table_shards
@@ -28,6 +29,16 @@ def test_shard_sets_are_listed_and_swept(capsys, tmp_path, monkeypatch):
     assert run(capsys, "shards", "gc", tmp_path / "sets", "--orphan-hours", 0)[0] == 0
     assert not orphan.exists()
     assert "3" in run(capsys, "shards", "list", place)[1].out
+
+
+@pytest.mark.parametrize("age", ["--set-days=-30", "--set-days=nan", "--orphan-hours=-1"])
+def test_an_age_below_0_removes_nothing(capsys, tmp_path, age):
+    """Thirty days ago is no age: every set is older than that."""
+    write_table_shards(pa.table({"x": [1.0]}), str(tmp_path / "one"))
+    code, out = run(capsys, "shards", "gc", tmp_path, age)
+    assert code == 1
+    assert "must be at least 0 seconds: give a positive age" in " ".join(out.err.split())
+    assert (tmp_path / "one" / "manifest.json").exists()
 
 
 def test_a_narrow_terminal_and_brackets_leave_the_whole_address_of_a_set(capsys, tmp_path, monkeypatch):
