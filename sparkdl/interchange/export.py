@@ -28,7 +28,7 @@ from sparkdl.models.bundle import Bundle, load_bundle
 from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature, TensorField
-from sparkdl.storage import TEMPORARY, Storage
+from sparkdl.storage import TEMPORARY, Storage, storage_errors
 
 __all__ = ["Exported", "Format", "Port", "export_bundle"]
 
@@ -351,7 +351,7 @@ def _write(folder: Path, target: Storage, done: Exported) -> None:
     for path in sorted(folder.iterdir(), key=lambda file: file.name == done.file):
         goal = target.sibling(path.name)
         work = target.sibling(f"{TEMPORARY}{uuid.uuid4().hex}") if target.renames else goal
-        with path.open("rb") as source, work.open_output() as sink:
+        with storage_errors(goal.uri, "write"), path.open("rb") as source, work.open_output() as sink:
             shutil.copyfileobj(source, sink, 4 << 20)
         if work is not goal:
             work.move_to(goal)

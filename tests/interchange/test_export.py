@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import BundleError, ConfigError, IntegrityError
+from sparkdl.errors import BundleError, ConfigError, IntegrityError, StorageError
 from sparkdl.interchange import export as exporting
-from sparkdl.interchange.export import MadeUp, dimensions, export_bundle
+from sparkdl.interchange.export import Exported, MadeUp, dimensions, export_bundle
 from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.storage import Storage
 
 pytest.importorskip("onnxruntime")
 
@@ -156,6 +158,21 @@ def test_nothing_that_is_there_is_replaced(bundles, tmp_path):
             export_bundle(str(bundles / "plain"), str(tmp_path / "kind.onnx"), format="onnx")
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_file(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "net.onnx").write_bytes(bytes(200_000))
+    target = Storage.of(tmp_path / "there" / "net.onnx")
+    exported = Exported(format="onnx", file="net.onnx", bundle="", inputs=(), outputs=())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*/there/net\.onnx: the device or quota is full"):
+            exporting._write(tmp_path / "made", target, exported)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "there").iterdir()) == []
 
 
 @pytest.mark.slow
