@@ -217,7 +217,8 @@ class LocalStorage(Storage):
             for entry in entries:
                 if entry.is_symlink() and leads_out(f"{self._path}/{entry.name}", self._home):
                     continue
-                with suppress(FileNotFoundError):  # removed since the scan
+                # removed since the scan; or a link that leads nowhere, into a circle or through a file
+                with suppress(OSError if entry.is_symlink() else FileNotFoundError):
                     facts, is_dir = entry.stat(), entry.is_dir()
                     listing.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
         return sorted(listing, key=lambda entry: entry.name)

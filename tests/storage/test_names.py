@@ -108,6 +108,14 @@ def test_links_that_lead_out_are_not_listed(home, outside):
     assert root.child("alias").read_bytes() == b"1"
 
 
+@pytest.mark.parametrize("target", ["link", "gone", "file/x"])
+def test_links_that_lead_nowhere_do_not_hide_the_rest(home, target):
+    (home / "file").write_text("x")
+    (home / "link").symlink_to(target)
+    assert "file" in [entry.name for entry in Storage.of(home).list()]
+    assert "link" not in [entry.name for entry in Storage.of(home).list()]
+
+
 def test_what_the_user_names_may_be_a_link(home, tmp_path):
     (home / "f").write_bytes(b"1")
     (tmp_path / "alias").symlink_to(home)
