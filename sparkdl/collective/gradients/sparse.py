@@ -77,7 +77,7 @@ def _reduced(
     ranks: Ranks, param: torch.nn.Parameter, where: torch.Tensor, values: torch.Tensor, key: str
 ) -> torch.Tensor:
     """The same over the whole table, with a column that counts the ranks which touched a row."""
-    flat = values.reshape(values.shape[0], -1)
+    flat = values.reshape(len(where), param.shape[1:].numel())  # of no row, too
     table = param.new_zeros((param.shape[0], flat.shape[1] + 1))
     table[where, :-1] = flat
     table[where, -1] = 1.0

@@ -149,6 +149,22 @@ def test_sparse_gradients_stay_sparse(run_collective, backend):
         assert rows == [[0, 1, 500], [0, 1, 2], [4]]
 
 
+def sparse_gradient_of_others(collective):
+    """A table whose rows all ranks but the last touch."""
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    sync = collective.wrap(table, torch.optim.SGD(table.parameters(), lr=0.1))
+    if collective.world.rank < collective.world.size - 1:
+        table(torch.arange(4)).sum().backward()
+    sync.synchronize()
+    return table.weight.grad.to_dense().tolist()
+
+
+@BOTH
+def test_a_rank_may_touch_no_row_of_a_table_that_the_others_touch_all_of(run_collective, backend):
+    for mean in run_collective(sparse_gradient_of_others, 3, backend):
+        assert mean == [[pytest.approx(2 / 3)] * 2] * 4
+
+
 def compressed(collective, *, kind):
     layer = torch.nn.Linear(1000, 1, bias=False)
     sync = collective.wrap(layer, torch.optim.SGD(layer.parameters(), lr=0.1), SyncConfig(compression=kind))
