@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shard_blocks import Ragged, tensor_arrays
 
 from sparkdl.columns.layout import Layout
-from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, DataError, IntegrityError, SchemaError, StorageError
 from sparkdl.shards.files import write_table_shards

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shard_blocks import tensor_arrays
 
 from sparkdl.batches.order.quality import content_excess
 from sparkdl.columns.convert import Converter
 from sparkdl.columns.layout import Layout, plan_tensors
-from sparkdl.columns.types import tensor_arrays
 from sparkdl.config import ShardConfig
 from sparkdl.errors import StorageError
 from sparkdl.shards import spread as spread_module

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
+from shard_blocks import tensor_arrays
 
-from sparkdl.columns.types import tensor_arrays
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConflictError, IntegrityError, StorageError
 from sparkdl.shards.files import write_table_shards

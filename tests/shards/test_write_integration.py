@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from shard_blocks import Ragged, tensor_arrays
 
 from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.columns.layout import Layout
-from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import LoaderConfig, ShardConfig
 from sparkdl.errors import ConflictError, DataError, FencedError, NoRowsError, SchemaError, StorageError
 from sparkdl.shards.manifest import Manifest, Source
