@@ -107,11 +107,8 @@ class Encoder:
                 "use a dense tensor of a plain dtype"
             )
         same_memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-        identity = (
-            *same_memory,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )  # which change numbers and leave them where they are
+        # Views that conjugate or negate change numbers and leave them where they are.
+        identity = (*same_memory, tensor.is_conj(), tensor.is_neg())
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]
         name = path.lstrip(".")

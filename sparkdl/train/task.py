@@ -184,15 +184,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, *,
 
 def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Bring the state of an optimizer that has stepped before to where its parameters are now."""
+    places = device, torch.device("meta")  # meta tensors are of parameters that another stage of a pipeline holds
     for state in optimizer.state.values():
         for name, value in state.items():
-            # "step" counters stay where the optimizer put them: the CPU, unless it is capturable or fused. Meta tensors
-            # are of parameters that another stage of a pipeline holds.
-            if (
-                isinstance(value, torch.Tensor)
-                and name != "step"
-                and value.device not in (device, torch.device("meta"))
-            ):
+            # "step" counters stay where the optimizer put them: the CPU, unless it is capturable or fused
+            if isinstance(value, torch.Tensor) and name != "step" and value.device not in places:
                 state[name] = value.to(device)
 
 
