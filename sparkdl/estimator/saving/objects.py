@@ -209,7 +209,7 @@ class Decoder(trees.Decoder):
                 f"the saved SparkBackend sets {', '.join(sorted(backend.env))[:200]} in the environment of the ranks, "
                 f"which can run any code there: {REMEDY}"
             )
-        options = {name: getattr(backend, name) for name in _SAVED_OPTIONS}
+        options = {name: getattr(backend, name) for name in _SAVED_OPTIONS if name in content}
         return SparkBackend(backend.num_proc, backend.env, **options)
 
     def _parameter(self, name: str) -> torch.Tensor:

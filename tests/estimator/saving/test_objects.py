@@ -44,6 +44,8 @@ def test_records_of_ours_come_back(tmp_path):
     store = Store.create(str(tmp_path), keep_shards="always", save_runs=False)
     assert there_and_back(store) == store
     assert there_and_back(SparkBackend(3)).num_processes() == 3
+    assert there_and_back(SparkBackend(3)).options == {}
+    assert there_and_back(SparkBackend(3, verbose=0)).options == {"verbose": 0}
     backend = there_and_back(SparkBackend(3, env={"A": "1"}, start_timeout=5.0), allowed=True)
     assert (backend.num_processes(), backend.env, backend.start_timeout) == (3, {"A": "1"}, 5.0)
     backend = there_and_back(SparkBackend(3, nics="eth0", prefix_output_with_timestamp=True, stdout=io.StringIO()))
