@@ -163,7 +163,7 @@ def _tensor(plan: InputPlan, matrix: Matrix, nulls: str) -> torch.Tensor:
     if field.dtype in ("bool", "bfloat16"):
         tensor = tensor.view(torch.bool) if field.dtype == "bool" else tensor.bfloat16()
     if matrix.holes is not None and nulls == "nan":
-        tensor[torch.from_numpy(matrix.holes)] = float("nan")
+        tensor[torch.tensor(matrix.holes)] = float("nan")  # a copy: of Arrow's read-only memory torch warns
     shape, row_elements = field.shape, math.prod(size or 1 for size in field.shape)
     if None in shape:
         longest = tensor.shape[1] // row_elements  # not -1, which torch refuses where rows have no element
