@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from torch import nn
 
 from sparkdl.columns.frames import map_row
-from sparkdl.columns.names import folded, tells_cases_apart
+from sparkdl.columns.names import check_listed, check_names, folded, tells_cases_apart
 from sparkdl.compat.pickles import dumps
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
@@ -89,7 +90,7 @@ def score(
         ``keep`` and the predictions, in the order of the rows of each partition.
 
     Raises:
-        SchemaError: a column is missing, has a type that no tensor can hold, or a new name is taken.
+        SchemaError: a column is missing, there twice, has a type that no tensor can hold, or a new name is taken.
         ConfigError: settings contradict each other, or a module comes without signature.
         BundleError: there is no bundle, or it holds a pickle.
         DataError: when the result is used: nulls, or rows of a shape that the model does not take.
@@ -142,6 +143,8 @@ def plan_scoring(frame: DataFrame, predictor: Predictor, keep: Sequence[str] | N
     names = _output_names(signature, predictor.output_columns)
     kept_names = _kept(frame, keep, names)
     transport = Transport.of(frame.schema, signature, kept_names, features, packed=packed)
+    used = [*itertools.chain.from_iterable(transport.packs.values()), *transport.columns]
+    check_names(frame.columns, used, cases=tells_cases_apart(frame))
     scorer = Scorer(
         source=source,
         signature=signature,
@@ -183,6 +186,7 @@ def _source(
 
 
 def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:
+    check_listed("output_columns", given)
     names = [field.name for field in signature.outputs] if given is None else list(given)
     if len(names) != len(signature.outputs):
         raise ConfigError(
@@ -193,6 +197,7 @@ def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str
 
 
 def _kept(frame: DataFrame, keep: Sequence[str] | None, new: Sequence[str]) -> list[str]:
+    check_listed("keep", keep)
     kept_names = list(frame.columns if keep is None else keep)
     absent = [name for name in kept_names if name not in frame.columns]
     if absent:

@@ -309,6 +309,11 @@ def test_names_that_differ_in_case_alone_are_told_apart_where_spark_does(spark, 
     frame = spark.createDataFrame([(1.0, 2.0, 3.0, 4.0)], "a double, A double, b double, c double")
     with pytest.raises(SchemaError, match=r"\['a'\] would appear twice"):
         score(frame, model, signature=simple())
+    with pytest.raises(SchemaError, match=r"^the frame has 2 columns of the name 'a', \['a', 'A'\], which Spark does"):
+        score(frame, model, signature=simple(), keep=["b"])
+    for one in ("keep", "output_columns"):
+        with pytest.raises(ConfigError, match=f"^{one}='c' is one string: give a list of names"):
+            score(frame, model, signature=simple(), **{one: "c"})
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         (row,) = score(frame, model, signature=simple(("a", "b", "c"))).collect()
