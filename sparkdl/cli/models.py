@@ -65,7 +65,10 @@ def _command(action: _Action) -> Callable[[argparse.Namespace, Console], int]:
 
         answer = action.run(ModelRegistry(options.registry), options)
         if options.json:
-            print(json.dumps(_finite(msgspec.to_builtins(answer.value)), indent=1, allow_nan=False))
+            # not print(), which knows nothing of a reader that hangs up, such as head
+            console.out(
+                json.dumps(_finite(msgspec.to_builtins(answer.value)), indent=1, allow_nan=False), highlight=False
+            )
         else:
             console.print(answer.view, soft_wrap=True)
         return answer.code

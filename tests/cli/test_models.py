@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -194,3 +197,12 @@ def test_what_a_registry_says_cannot_steer_the_terminal(run, registry):
     said = run("history", "ride")[1]
     assert "\x1b]0;" not in said
     assert r"\x1b]0;owned\x07 [red]x[/red]" in said
+
+
+def test_a_reader_that_hangs_up_ends_a_command_without_a_word(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "sparkdl.cli", "models", "list", str(tmp_path / "registry"), "--json"]
+    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
