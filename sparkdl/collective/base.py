@@ -144,7 +144,8 @@ class Collective(Protocol):
         weighted mean, ``sum(weight * tensor) / sum(weight)``; it is NaN where all weights are zero.
 
         Raises:
-            ConfigError: ``op`` is unknown, the dtype has no such reduction, or ``weight`` comes without ``"mean"``.
+            ConfigError: ``op`` is unknown, the dtype has no such reduction or does not hold the sum, or ``weight``
+                comes without ``"mean"``.
         """
         ...
 

@@ -10,9 +10,18 @@ import pytest
 import torch
 
 from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError
 
 CASES = [("solo", 1), *[(backend, size) for backend in ("torch", "horovod") for size in (1, 2, 3)]]
 every_case = pytest.mark.parametrize(("backend", "size"), CASES, ids=lambda value: str(value))
+
+
+def refusal(reduce):
+    """What a reduction refuses; its number where it does not."""
+    try:
+        return reduce().item()
+    except ConfigError as error:
+        return str(error)
 
 
 def exchange(collective):
@@ -33,6 +42,8 @@ def exchange(collective):
     seen["kept"] = mine.tolist()
     seen["integers"] = collective.all_reduce(torch.tensor([2**53 + 1 + rank]), "max").item()
     seen["int dtype"] = str(collective.all_reduce(torch.tensor([1], dtype=torch.int16)).dtype)
+    seen["small sum"] = refusal(lambda: collective.all_reduce(torch.tensor([100], dtype=torch.int8)))
+    seen["unsigned"] = refusal(lambda: collective.all_reduce(torch.tensor([2**63 + rank], dtype=torch.uint64), "max"))
     seen["half"] = collective.all_reduce(torch.ones(3, dtype=torch.bfloat16)).tolist()
     seen["mean of ints"] = collective.all_reduce(torch.tensor([rank]), "mean").item()
     seen["weighted"] = collective.all_reduce(torch.tensor([float(rank)]), "mean", weight=float(rank + 1)).item()
@@ -65,6 +76,9 @@ def test_every_operation_agrees(run_collective, backend, size):
         assert seen["kept"] == [[1.0, rank]]
         assert seen["integers"] == 2**53 + 1 + last
         assert seen["int dtype"] == "torch.int16"
+        too_large = f"a sum over the ranks lies in {100 * size}..{100 * size}, and torch.int8 holds -128..127: reduce a"
+        assert seen["small sum"] == (100 if size == 1 else f"{too_large} tensor of torch.int64")
+        assert seen["unsigned"].startswith("op='max' of torch.uint64 is not supported")
         assert seen["half"] == [float(size)] * 3
         assert seen["mean of ints"] == sum(everyone) / size
         weights = sum(other + 1 for other in everyone)

@@ -40,6 +40,8 @@ def widened(tensor: torch.Tensor, op: str) -> torch.Tensor:
     dtype = tensor.dtype
     if dtype.is_complex or tensor.layout != torch.strided:
         raise ConfigError(f"all_reduce of a {tensor.layout} tensor of {dtype} is not supported: reduce its parts")
+    if dtype == torch.uint64 and op in ("min", "max"):
+        raise ConfigError(f"op={op!r} of {dtype} is not supported, half of which no backend orders: reduce torch.int64")
     if not dtype.is_floating_point:
         target = torch.float64 if op == "mean" else torch.int64
     elif dtype in (torch.float32, torch.float64):
@@ -184,7 +186,7 @@ class GroupCollective(ABC):
             flat = flat[:-1] / flat[-1]
         elif op == "mean":
             flat /= self._world.size
-        return flat.reshape(tensor.shape).to(reduced_dtype(tensor.dtype, op))
+        return narrowed(flat.reshape(tensor.shape), tensor.dtype, op)
 
     def sum_of_few(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the sum of every rank's ``flat``, floats, added up in an order that its length does not change.
@@ -248,6 +250,24 @@ def reduced_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     if not dtype.is_floating_point and op == "mean":
         return torch.float64
     return torch.int64 if dtype == torch.bool and op == "sum" else dtype
+
+
+def narrowed(reduced: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
+    """Return what became of a ``widened`` tensor of ``dtype``, as the dtype of the result.
+
+    Raises:
+        ConfigError: it is a sum of integers that the dtype does not hold; every rank raises it.
+    """
+    target = reduced_dtype(dtype, op)
+    if op == "sum" and not target.is_floating_point and target.itemsize < 8 and reduced.numel():
+        least, most = (int(end) for end in reduced.aminmax())
+        bounds = torch.iinfo(target)
+        if least < bounds.min or most > bounds.max:
+            raise ConfigError(
+                f"a sum over the ranks lies in {least}..{most}, and {target} holds {bounds.min}..{bounds.max}: reduce "
+                "a tensor of torch.int64"
+            )
+    return reduced.to(target)
 
 
 def batches_of(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
