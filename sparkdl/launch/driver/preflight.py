@@ -74,41 +74,21 @@ def _too_few_slots(num_proc: int, facts: ClusterFacts) -> str:
     )
 
 
-def check(num_proc: int, gpus_per_rank: int | None, facts: ClusterFacts) -> None:
-    """Refuse a job that cannot run.
-
-    Raises:
-        PreflightError: with the first problem.
-    """
-    problems = job_problems(num_proc, gpus_per_rank, facts)
-    if problems:
-        raise PreflightError(problems[0])
-
-
-def version_problems(driver: Mapping[str, str], workers: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """Return where ``workers``, pairs of host and versions, differ from the ``driver``; each difference once a host."""
-    problems = []
-    for host, versions in workers:
-        for name, version in driver.items():
-            installed = versions.get(name, "")
-            if installed != version:
-                problems.append(
-                    f"{name} is {installed or 'not installed'} on {host} but {version or 'not installed'} on the "
-                    f"driver: install the same version everywhere, or point PYSPARK_PYTHON at an environment that "
-                    f"has it"
-                )
-    return list(dict.fromkeys(problems))
-
-
 def check_versions(driver: Mapping[str, str], workers: Sequence[tuple[str, Mapping[str, str]]]) -> None:
-    """Refuse workers that differ from the driver.
+    """Refuse workers, pairs of host and versions, that differ from the ``driver``.
 
     Raises:
         PreflightError: with the first difference.
     """
-    problems = version_problems(driver, workers)
-    if problems:
-        raise PreflightError(problems[0])
+    for host, versions in workers:
+        for name, version in driver.items():
+            installed = versions.get(name, "")
+            if installed != version:
+                raise PreflightError(
+                    f"{name} is {installed or 'not installed'} on {host} but {version or 'not installed'} on the "
+                    f"driver: install the same version everywhere, or point PYSPARK_PYTHON at an environment that "
+                    f"has it"
+                )
 
 
 def crowded_hosts(registered: Sequence[Mapping[str, Any]], threads: int | None) -> list[str]:

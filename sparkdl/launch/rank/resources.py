@@ -101,7 +101,7 @@ def host_gpus() -> list[str]:
 
 
 def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hold math libraries to ``threads``, where the user has not set them (``known``)."""
+    """Return the variables that hold math libraries to ``threads``, but those that ``environment`` has."""
     return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
