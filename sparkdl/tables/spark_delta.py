@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\]")
+_NO_LOG = re.compile(r"java\.io\.FileNotFoundException: .*_delta_log/?(\s|$)")
+"""What is said of a version of a table that is not there; where a file of the log is lost, the path goes on."""
 _MISSING = {
     *("TABLE_OR_VIEW_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"),
     *("DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE"),
@@ -350,8 +352,7 @@ class SparkDelta:
         first = text[match.start() :].partition("\n")[0] if match else text.partition("\n")[0]
         if "CONCURRENT" in condition or condition in _CREATED or "delta.exceptions.Concurrent" in text:
             return CommitFailedError(first)
-        no_log = "java.io.FileNotFoundException" in text and "_delta_log" in text  # of a version where no table is
-        if condition in _MISSING or no_log:
+        if condition in _MISSING or _NO_LOG.search(text):
             return _MissingTableError(
                 f"there is no Delta table {self.uri} that Spark can reach: check the name, or write the table first"
             )
