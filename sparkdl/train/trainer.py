@@ -192,6 +192,7 @@ class _Trainer:
             self.rate.start()
         else:
             self._go_on(state)
+        self.saved_step = run.step
         self.scalars = ScalarWriter(config, run, checkpoints.offset if checkpoints is not None else 0)
         at_end.callback(self.scalars.close)
 
@@ -364,26 +365,26 @@ class _Trainer:
         """
         run, config = self.run, self.config
         saving = self.checkpoints.config if self.checkpoints is not None else None
+        enough_steps = saving is not None and self._passed(saving.every_steps, self.saved_step)
         if run.batch == 0:
             checkpoint = saving is not None and (
                 (saving.every_epochs is not None and run.epoch % saving.every_epochs == 0)
-                or (saving.every_steps is not None and run.step % saving.every_steps == 0)
+                or enough_steps
                 or (best and saving.keep_best)
                 or run.epoch >= config.epochs
                 or self._reason_to_stop() is not None
             )
             return Due(checkpoint=checkpoint)
-        every_steps = saving.every_steps if saving is not None else None
-        checkpoint = self._passed(every_steps) and run.batch < run.steps_per_epoch  # else the epoch's end decides
+        checkpoint = enough_steps and run.batch < run.steps_per_epoch  # else the epoch's end decides
         return Due(
             progress=self.reporter.look_at is not None and run.step >= self.reporter.look_at,
-            losses=checkpoint or self._passed(config.window_steps),
+            losses=checkpoint or self._passed(config.window_steps, self._last_look),
             checkpoint=checkpoint,
         )
 
-    def _passed(self, period: int | None) -> bool:
-        """Whether a multiple of ``period`` steps was made since the last look; a user's own step may jump over it."""
-        return period is not None and self.run.step // period > self._last_look // period
+    def _passed(self, period: int | None, since: int) -> bool:
+        """Whether a multiple of ``period`` steps was made since step ``since``; a user's own step may jump over it."""
+        return period is not None and self.run.step // period > since // period
 
     def _look(self) -> None:
         """Do what is due inside an epoch."""
@@ -480,6 +481,7 @@ class _Trainer:
                 **facts_of(self.checkpoints, run, gathered["model"], self.strategy),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
+        self.saved_step = run.step
         self.hooks.call("on_checkpoint", run)
 
     def _go_on(self, state: dict[str, Any]) -> None:

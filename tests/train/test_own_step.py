@@ -80,6 +80,13 @@ def test_it_goes_on_bit_for_bit_inside_an_epoch(solo, tmp_path, name):
         assert resumed.history.steps[column] == undisturbed.history.steps[column]
 
 
+def test_a_checkpoint_is_due_where_the_last_steps_of_an_epoch_pass_its_number(solo, tmp_path):
+    """14 steps an epoch, two a batch: the 13th and the 14th are made by one."""
+    keep = CheckpointConfig(uri=str(tmp_path), every_steps=13, every_epochs=None, keep_best=False, keep_last=9)
+    trained("two steps", solo, checkpoints=Checkpointer(keep))
+    assert Checkpointer(keep).steps() == [14, 26, 28]
+
+
 def test_schedules_of_the_loop_and_rates_set_inside_both_hold(solo):
     def halves(optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
