@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.backends.group import check_reduction, reduced_dtype, widened
+from sparkdl.collective.backends.group import check_reduction, narrowed, widened
 from sparkdl.collective.base import Collective, GradientSync, ReduceOp
 from sparkdl.compat.pickles import dumps
 from sparkdl.config import SyncConfig
@@ -95,7 +95,7 @@ class ServedCollective:
                 result = result / (len(values) if weight is None else sum(share for _, share in values))
             elif len(values) < self.world.size and tensor.is_floating_point():
                 result = result * (self.world.size / len(values))
-        return result.to(tensor.device, reduced_dtype(tensor.dtype, op))
+        return narrowed(result.to(tensor.device), tensor.dtype, op)
 
     def barrier(self) -> None:
         """Return once every rank that lives has called it."""

@@ -7,9 +7,12 @@ import threading
 import pytest
 import torch
 
-from sparkdl.errors import UnreachableError
+from sparkdl.collective import open_collective
+from sparkdl.errors import ConfigError, UnreachableError
 from sparkdl.strategies.parameter_server import sum_of_bits
+from sparkdl.strategies.served_collective import ServedCollective
 from sparkdl.strategies.server import DirectLink, Held, Message, Server, Workers
+from sparkdl.world import SOLO
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
@@ -50,3 +53,11 @@ def test_a_failed_rank_leaves_nobody_waiting_for_it_at_the_server_that_it_holds(
     DirectLink(server, 1).close(failed=True)
     waiting.join(30)
     assert raised == ["rank 1 is gone (it failed): the rank that failed first says why"]
+
+
+def test_a_sum_by_servers_that_its_integers_do_not_hold_is_refused():
+    ranks = ServedCollective(open_collective(SOLO, backend="solo"))
+    ranks.serve(lambda payload: {0: payload, 1: payload})  # of two ranks that have the same
+    assert ranks.all_reduce(torch.tensor([60], dtype=torch.int8)).tolist() == [120]
+    with pytest.raises(ConfigError, match=r"lies in 140\.\.140, and torch.int8 holds -128\.\.127"):
+        ranks.all_reduce(torch.tensor([70], dtype=torch.int8))
