@@ -192,13 +192,26 @@ def schema_of_rows(rows: pa.Table) -> Schema:
     Raises:
         SchemaError: a column has a type that Delta cannot hold, or its name is there twice.
     """
-    columns = rows.schema
+    columns = pa.schema([field.with_type(_as_stored(field.type)) for field in rows.schema])
     try:
         return Schema.from_arrow(columns)
     except Exception as refused:  # of no type of its own, with the frames of delta-rs behind the first line
         raise SchemaError(
             f"the rows cannot be those of a Delta table ({first_line(refused)}): rename or cast columns"
         ) from refused
+
+
+def _as_stored(kind: pa.DataType) -> pa.DataType:
+    """A type with its times as delta-rs writes them: in microseconds, and of a zone in UTC."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_stored(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_as_stored(kind.key_type), _as_stored(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_stored(kind.value_type)))
+    return kind
 
 
 def _delta_type(kind: Any, column: str) -> Any:

@@ -293,6 +293,27 @@ def test_an_append_made_for_another_version_is_refused(table):
     assert table.append(numbers(2), expected_version=0) == 1
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.timestamp("s"),
+        pa.timestamp("ns", "UTC"),
+        pa.list_(pa.timestamp("ms", "+02:00")),
+        pa.struct([("at", pa.timestamp("us", "Europe/Berlin"))]),
+    ],
+    ids=str,
+)
+def test_times_of_every_zone_and_unit_are_appended_and_merged(tmp_path, kind):
+    noon = datetime(2024, 7, 2, 12, tzinfo=UTC if "tz" in str(kind) else None)
+    value = [noon] if pa.types.is_list(kind) else {"at": noon} if pa.types.is_struct(kind) else noon
+    times, table = pa.array([value], kind), Table(str(tmp_path / "t"))
+    for k in (1, 2):
+        table.append(pa.table({"k": [k], "time": times}))
+    table.merge(pa.table({"k": [3], "time": times}), on=["k"])
+    assert sorted(table.rows().to_pylist(), key=lambda row: row["k"]) == [{"k": k, "time": value} for k in (1, 2, 3)]
+
+
 def test_the_same_transaction_appends_once(table):
     for _ in range(3):
         table.append(numbers(1), transaction=AppTransaction(application="app", version=4))
