@@ -190,10 +190,12 @@ def schema_of_rows(rows: pa.Table) -> Schema:
     """The Delta schema of a small table.
 
     Raises:
-        SchemaError: a column has a type that Delta cannot hold, or its name is there twice.
+        SchemaError: a column has a type or times that Delta cannot hold, or its name is there twice.
     """
     columns = pa.schema([field.with_type(_as_stored(field.type)) for field in rows.schema])
     try:
+        if columns != rows.schema:
+            rows.cast(columns)  # which refuses nanoseconds that delta-rs would cut off
         return Schema.from_arrow(columns)
     except Exception as refused:  # of no type of its own, with the frames of delta-rs behind the first line
         raise SchemaError(

@@ -314,6 +314,13 @@ def test_times_of_every_zone_and_unit_are_appended_and_merged(tmp_path, kind):
     assert sorted(table.rows().to_pylist(), key=lambda row: row["k"]) == [{"k": k, "time": value} for k in (1, 2, 3)]
 
 
+def test_a_time_between_two_microseconds_is_refused(tmp_path):
+    table = Table(str(tmp_path / "t"))
+    with pytest.raises(SchemaError, match="would lose data"):
+        table.append(pa.table({"time": pa.array([1], pa.timestamp("ns"))}))
+    assert not table.exists()
+
+
 def test_the_same_transaction_appends_once(table):
     for _ in range(3):
         table.append(numbers(1), transaction=AppTransaction(application="app", version=4))
