@@ -32,7 +32,7 @@ class GradientSync(Protocol):
     def carried_by(self) -> str:
         """What carries the gradients, as logs and records say it.
 
-        The backend's name where its all-reduce does, or ``"horovod, gradients in shared memory"``.
+        The backend's name where its all-reduce does, or ``"torch, gradients in shared memory"``.
         """
         ...
 

@@ -24,7 +24,7 @@ class TrainingSummary:
     Attributes:
         run_id: name of the run.
         num_proc: number of ranks.
-        backend: what carried the gradients: ``"torch"``, ``"horovod"``, or ``"horovod, gradients in shared memory"``.
+        backend: what carried the gradients: ``"torch"``, ``"horovod"``, or ``"torch, gradients in shared memory"``.
         epochs: epochs finished.
         steps: optimizer steps.
         rows: rows trained on, over all epochs and ranks.

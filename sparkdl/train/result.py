@@ -101,7 +101,7 @@ class TrainResult:
         model: the trained module of this rank; its weights are those of the best epoch where that was asked for.
         optimizer: with its state after the last step; None once it has left this rank.
         history: one row a step and one row an epoch, earlier parts of a resumed run included.
-        backend: what carried the gradients: ``"torch"``, ``"horovod"``, or ``"horovod, gradients in shared memory"``.
+        backend: what carried the gradients: ``"torch"``, ``"horovod"``, or ``"torch, gradients in shared memory"``.
         metrics: the row of the epoch the weights belong to: losses and metrics by column name.
         monitor: the column by which epochs were compared.
         best_epoch: the epoch with the best ``monitor``, from 0; None if none was compared.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,17 +68,30 @@ def test_torch_standing_in_for_horovod_is_worth_a_warning(monkeypatch, caplog, i
     monkeypatch.setattr(opening, "built_with", lambda: {"nccl": False})
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     with caplog.at_level(logging.INFO, logger="sparkdl"):
-        open_collective(World(size=2))
+        open_collective(World(size=2, num_nodes=2))
     (record,) = caplog.records
     assert record.levelno == level
     assert ("Horovod is not installed" in record.getMessage()) == (not installed)
 
 
+def test_ranks_on_the_cpus_of_one_host_meet_through_torch_without_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(opening, "_open", lambda world, backend, *given: SimpleNamespace(name=backend))
+    monkeypatch.setattr(opening, "is_installed", lambda: True)
+    monkeypatch.setattr(opening, "built_with", lambda: {"nccl": True})
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    with caplog.at_level(logging.INFO, logger="sparkdl"):
+        assert open_collective(World(size=2, local_size=2)).name == "horovod"  # whose launcher started them
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        assert open_collective(World(size=2, local_size=2)).name == "torch"
+        assert open_collective(World(size=2, local_size=2, device="cuda:0")).name == "horovod"
+        assert open_collective(World(size=4, local_size=2, num_nodes=2)).name == "horovod"
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
 @pytest.mark.slow
-def test_without_horovod_two_ranks_meet_through_torch_and_say_so(tmp_path):
+def test_without_horovod_two_ranks_meet_through_torch(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(WITHOUT_HOROVOD)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "[('torch', 4.0), ('torch', 4.0)]" in done.stdout
-    assert "Horovod is not installed" in done.stdout + done.stderr

@@ -42,7 +42,7 @@ def fitted(frame, ranks, **options):
 
 @pytest.mark.parametrize(
     ("backend", "carried_by"),
-    [pytest.param("horovod", "horovod", marks=pytest.mark.slow), ("auto", "horovod, gradients in shared memory")],
+    [pytest.param("horovod", "horovod", marks=pytest.mark.slow), ("auto", "torch, gradients in shared memory")],
 )
 def test_two_ranks_equal_one_with_batch_norm(frame, backend, carried_by):
     pytest.importorskip("horovod.torch")

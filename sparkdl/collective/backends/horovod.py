@@ -115,28 +115,27 @@ class _Bfloat16Sum:
         self._flat.copy_(summed.view(torch.bfloat16)[: self._flat.numel()])
 
 
-def cycle_ms(gradient_bytes: int | None, *, shared_memory: bool) -> float:
+def cycle_ms(gradient_bytes: int | None) -> float:
     """How often Horovod's thread looks for work, ms.
 
     Each time it asks all ranks. A short cycle answers soon and takes the cores from training, a long one delays the
     last bucket of every step. Step times, ms, at cycles of 1, 2.5, 5 and 10 ms, 2 ranks of 1 thread on 2 cores
     (``tests/bench/bench_collective.py`` with ``HOROVOD_CYCLE_TIME`` set):
 
-    | gradients | over sockets | in shared memory, where the thread only stands by |
-    |---|---|---|
-    | 0.01 MB (40-64-1) | 2.4, 3.3, 5.1, 10.1 | 0.82, 0.78, 0.74, 0.73 |
-    | 5 MB (MLP) | 46.7, 43.3, 42.3, 44.9 | 41.9, 33.4, 31.1, 31.3 |
-    | 17 MB (transformer) | 258, 248, 238, 240 | 244, 241, 223, 218 |
+    | gradients | ms |
+    |---|---|
+    | 0.01 MB (40-64-1) | 2.4, 3.3, 5.1, 10.1 |
+    | 5 MB (MLP) | 46.7, 43.3, 42.3, 44.9 |
+    | 17 MB (transformer) | 258, 248, 238, 240 |
 
     So 5 ms, and 1 ms where so little travels that a step waits for little else. It follows no number of ranks: more of
     them answer the same question in the same cycle.
 
     Args:
         gradient_bytes: what a step sends; None where that is not known.
-        shared_memory: whether gradients may travel in shared memory, past Horovod.
     """
     small = gradient_bytes is not None and gradient_bytes < SMALL_GRADIENT_BYTES
-    return SHORT_CYCLE_MS if small and not shared_memory else CYCLE_MS
+    return SHORT_CYCLE_MS if small else CYCLE_MS
 
 
 class HorovodCollective(GroupCollective):
@@ -187,8 +186,7 @@ class HorovodCollective(GroupCollective):
         variables: dict[str, str | None] = {**init_variables(self._world, self._timeout)}
         cycle_time = os.environ.get("HOROVOD_CYCLE_TIME", str(CYCLE_MS))
         if cycle_time == "(None,)" or float(cycle_time) == CYCLE_MS:  # horovod.run's, or ours, where nobody chose
-            local = self._may_share_memory and self._world.local_size == self._world.size
-            cycle_time = str(cycle_ms(gradient_bytes, shared_memory=local))
+            cycle_time = str(cycle_ms(gradient_bytes))
         variables["HOROVOD_CYCLE_TIME"] = cycle_time
         if _started.is_set() and FUSION in os.environ:
             # With both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the second time it starts.

@@ -51,7 +51,7 @@ def reduced_by_horovod(path):
     [
         ("torch", "torch", STEPS, 0),
         ("horovod", "horovod", 0, STEPS),
-        ("auto", "horovod, gradients in shared memory", 0, 0),
+        ("auto", "torch, gradients in shared memory", 0, 0),
     ],
 )
 def test_gradients_travel_as_logs_say(run_collective, tmp_path, size, backend, carried_by, by_torch, by_horovod):
