@@ -26,7 +26,7 @@ from sparkdl.pipeline.spec.training import RULES
     ],
 )
 def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
-    filled = with_recipe(Train(), rows, 10, default_network=True, slots=1)
+    filled = with_recipe(Train(), rows, default_network=True, slots=1)
     assert (filled.epochs, filled.batch_size) == (epochs, batch)
     assert filled.warmup_steps < epochs * -(-rows // batch)
     assert recipe_of(Train(), filled).keys() == RULES.keys() - {"monitor"}
@@ -34,7 +34,7 @@ def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs
 
 @pytest.mark.parametrize(("rows", "epochs"), [(1_200, 60), (8_000, 20), (30_000, 20), (50_000, 12)])
 def test_several_classes_that_accuracy_judges_are_read_more_often_and_the_best_epoch_is_its(rows, epochs):
-    filled = with_recipe(Train(), rows, 10, default_network=True, accuracy="val_accuracy", slots=1)
+    filled = with_recipe(Train(), rows, default_network=True, accuracy="val_accuracy", slots=1)
     assert (filled.epochs, filled.monitor, filled.learning_rate) == (epochs, "val_accuracy", 0.016)
     assert recipe_of(Train(), filled).keys() == RULES.keys()
 
@@ -58,31 +58,32 @@ def test_a_plan_says_the_rule_where_steps_follow_from_slots_that_it_does_not_kno
 
 def test_each_name_is_overridden_alone_and_the_others_follow_from_it():
     train = Train(epochs=2, batch_size=10, early_stopping_patience=0, decay="none", num_proc=2)
-    filled = with_recipe(train, 1_000, 10, default_network=True, slots=4)
+    filled = with_recipe(train, 1_000, default_network=True, slots=4)
     assert filled.warmup_steps == 5  # a twentieth of 2 epochs of 50 steps
     assert recipe_of(train, filled) == {"warmup_steps": 5, "learning_rate": 0.005}
     assert filled.parameters().get("early_stopping_patience") is None
 
 
 def test_all_ranks_together_take_one_batch_however_many_they_are():
-    one, four = (with_recipe(Train(), 60_000, 10, default_network=True, slots=slots) for slots in (1, 4))
+    one, four = (with_recipe(Train(), 60_000, default_network=True, slots=slots) for slots in (1, 4))
     assert (one.batch_size, one.num_proc) == (512, 1)
     assert (four.batch_size, four.num_proc) == (128, 4)
     assert (one.epochs, one.warmup_steps) == (four.epochs, four.warmup_steps)
 
 
-def test_few_rows_are_trained_on_by_one_rank_unless_the_file_asks_for_more():
-    def ranks(rows=1_000, features=10, default_network=True, **train):
-        return with_recipe(Train(**train), rows, features, default_network=default_network, slots=8).num_proc
+def test_a_rank_has_64_rows_of_a_step_unless_the_file_asks_for_more_ranks():
+    def ranks(rows=1_000, slots=8, default_network=True, **train):
+        return with_recipe(Train(**train), rows, default_network=default_network, slots=slots).num_proc
 
-    assert (ranks(), ranks(rows=50_000), ranks(default_network=False), ranks(num_proc=3)) == (1, 8, 8, 3)
-    assert (ranks(rows=10_000, features=199), ranks(rows=10_000, features=200)) == (1, 8)
+    assert (ranks(), ranks(rows=16_000), ranks(rows=60_000), ranks(rows=60_000, slots=64)) == (1, 2, 8, 8)
+    assert (ranks(default_network=False), ranks(num_proc=3)) == (8, 3)
     assert (ranks(strategy="zero1"), ranks(min_num_proc=2), ranks(gradient_compression="fp16")) == (8, 8, 8)
+    assert (ranks(slots=None), ranks(rows=16_000, slots=None), ranks(rows=16_000, slots=1)) == (1, None, 1)
 
 
 def test_the_rate_is_the_default_networks_anothers_or_an_optimizers_own():
     rates = [
-        with_recipe(Train(optimizer=optimizer), 100, 10, default_network=default_network).learning_rate
+        with_recipe(Train(optimizer=optimizer), 100, default_network=default_network).learning_rate
         for optimizer, default_network in (("adamw", True), ("sgd", False), ("mine:optimizer", True))
     ]
     assert rates == [0.005, 0.001, None]

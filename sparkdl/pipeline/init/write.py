@@ -84,7 +84,7 @@ def pipeline_text(
         _label(label),
         [line("split", plan.split, plan.why)],
         _model(factory, with_model=with_model),
-        _train(plan, len(features), label, with_model=with_model),
+        _train(plan, label, with_model=with_model),
         _publish(plan, label),
         _rest(profiles, features, key, label),
     )
@@ -187,11 +187,11 @@ def _model(factory: str, *, with_model: bool) -> list[str]:
     ]
 
 
-def _train(plan: Plan, features: int, label: Label, *, with_model: bool) -> list[str]:
+def _train(plan: Plan, label: Label, *, with_model: bool) -> list[str]:
     """What a training follows from the number of rows as comments; the file says no more than its network needs."""
     left_out = Train()
     accuracy = "val_accuracy" if label.type == "multiclass" else None
-    settled = with_recipe(left_out, plan.train_rows, features, default_network=True, accuracy=accuracy)
+    settled = with_recipe(left_out, plan.train_rows, default_network=True, accuracy=accuracy)
     recipe = recipe_of(left_out, settled)
     lines = ["train:"] if with_model else ["# train:"]
     for name in ("learning_rate", "num_proc"):

@@ -24,8 +24,8 @@ RULES = {
     "decay": "cosine, to 0 at the last step",
     "early_stopping_patience": "a quarter of the epochs, 4 at least",
     "monitor": "val_accuracy of several classes that are judged by accuracy, else val_loss",
-    "num_proc": "1 for the default network on fewer than 50,000 training rows and 2 million values, if strategy, "
-    "min_num_proc and gradient_compression are left out, too; else all slots",
+    "num_proc": "one for each 64 rows of a step, in the slots that there are; all slots for a network of your own, or "
+    "with strategy, min_num_proc or gradient_compression",
 }
 """What holds for names in ``train`` that the file leaves out: ``pipeline/recipe.py`` applies it."""
 

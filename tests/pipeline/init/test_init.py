@@ -1032,7 +1032,7 @@ def test_a_test_part_is_written_where_rows_allow_it_and_training_stops_early(tmp
     _, spec, text = made(tmp_path, {"x": random.normal(size=rows), "y": random.normal(size=rows)}, "y")
     assert spec.split.test == test
     assert ("too few rows for a test part, so those that choose the epoch judge, too" in text) == (not test)
-    recipe = with_recipe(spec.train, rows, len(spec.features), default_network=True)
+    recipe = with_recipe(spec.train, rows, default_network=True)
     assert recipe.early_stopping_patience == max(4, recipe.epochs // 4)
     assert "  # early_stopping_patience: " in text
 
