@@ -178,6 +178,63 @@ def bundle_source(bundle: BundleInfo) -> Source:
     return Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
 
 
+class LabelCheck:
+    """Sees in the pass that writes rows whether ``check_labels`` has anything to say of them: one pass less.
+
+    Args:
+        labels: as training saw them.
+        weight: the column of the weights of rows; None where there are none.
+        parts: that the rows are of.
+    """
+
+    def __init__(self, labels: Labels, weight: str | None, parts: Sequence[Part]) -> None:
+        from pyspark.sql import Observation
+
+        self._labels, self._weight, self._parts, self._seen = labels, weight, parts, Observation()
+
+    def observe(self, rows: DataFrame) -> DataFrame:
+        """The same rows, see ``check_labels``; they are counted when an action reads them, once."""
+        from pyspark.sql import functions as F
+
+        has_labels, refused = _has_labels(self._labels), F.lit(False)
+        for label in self._labels:
+            refused = refused | _no_label(label)
+        if self._weight is not None:
+            refused = refused | _no_weight(self._weight)
+        counts = []
+        for part in self._parts:
+            of_part = F.col(PART) == part
+            counts.append(F.count_if(of_part).alias(f"{part} rows"))
+            counts.append(F.count_if(of_part & has_labels).alias(f"{part} labelled"))
+            counts.append(F.count_if(of_part & has_labels & ~refused).alias(f"{part} taken"))
+            if self._weight is not None:
+                weighs = F.col(quoted(self._weight)).try_cast("float") > 0
+                counts.append(F.count_if(of_part & has_labels & weighs).alias(f"{part} weighing"))
+        return rows.observe(self._seen, *counts)
+
+    def refuses(self) -> bool:
+        """Whether ``check_labels`` refuses the rows, once an action has read them."""
+        seen = self._seen.get
+        return any(
+            not seen[f"{part} labelled"]
+            or seen[f"{part} labelled"] > seen[f"{part} taken"]
+            or not seen.get(f"{part} weighing", 1)
+            for part in self._parts
+        )
+
+    def counts(self, written: Mapping[Part, int]) -> dict[Part, LabelCounts] | None:
+        """What ``check_labels`` returns; None where Spark ran a stage twice, which counts twice.
+
+        Args:
+            written: rows of each part with a label.
+        """
+        seen = self._seen.get
+        if any(seen[f"{part} labelled"] != written[part] for part in self._parts):
+            return None
+        rows = {part: (seen[f"{part} rows"], seen[f"{part} labelled"]) for part in self._parts}
+        return {part: LabelCounts(labelled=some, unlabelled=all_rows - some) for part, (all_rows, some) in rows.items()}
+
+
 def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Sequence[Part]) -> dict[Part, LabelCounts]:
     """Refuse rows whose label is no number that a loss takes, or no class that training saw, and weights that are none.
 
@@ -197,20 +254,15 @@ def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Seq
     """
     from pyspark.sql import functions as F
 
-    has_labels = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
+    has_labels = _has_labels(labels)
     counts = [F.count("*").alias("rows"), F.count_if(has_labels).alias("labelled")]
     for n, label in enumerate(labels):
-        number = encoded(label)
-        invalid = number.isNull()
-        if label.type == "regression":
-            invalid = invalid | F.isnan(number) | (F.abs(number) == float("inf"))
+        invalid = _no_label(label)
         counts.append(F.count_if(has_labels & invalid).alias(f"n{n}"))
         counts.append(F.max(F.when(has_labels & invalid, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
     if weight is not None:
-        number = F.col(quoted(weight)).try_cast("float")
-        invalid = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
-        counts.append(F.count_if(has_labels & invalid).alias("bad_weights"))
-        counts.append(F.max(F.when(has_labels, number)).alias("most_weight"))
+        counts.append(F.count_if(has_labels & _no_weight(weight)).alias("bad_weights"))
+        counts.append(F.max(F.when(has_labels, F.col(quoted(weight)).try_cast("float"))).alias("most_weight"))
     counts_by_part: dict[Part, LabelCounts] = {}
     totals_by_part = {row[PART]: row for row in rows.groupBy(PART).agg(*counts).collect()}
     for part in parts:
@@ -234,6 +286,31 @@ def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Seq
             raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
         counts_by_part[part] = LabelCounts(labelled=totals["labelled"], unlabelled=totals["rows"] - totals["labelled"])
     return counts_by_part
+
+
+def _has_labels(labels: Labels) -> Column:
+    """Whether a row has all labels."""
+    from pyspark.sql import functions as F
+
+    return ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
+
+
+def _no_label(label: FittedLabel) -> Column:
+    """Whether a label is no number that a loss takes, or no class that training saw."""
+    from pyspark.sql import functions as F
+
+    number = encoded(label)
+    if label.type != "regression":
+        return number.isNull()
+    return number.isNull() | F.isnan(number) | (F.abs(number) == float("inf"))
+
+
+def _no_weight(column: str) -> Column:
+    """Whether the weight of a row is missing, or cannot be."""
+    from pyspark.sql import functions as F
+
+    number = F.col(quoted(column)).try_cast("float")
+    return number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:

@@ -15,7 +15,7 @@ from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, IntegrityError, NoRowsError, StorageError
+from sparkdl.errors import ConfigError, DataError, IntegrityError, NoRowsError, SchemaError, StorageError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.features.spec import Image
@@ -31,6 +31,7 @@ from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
+    LabelCheck,
     Labels,
     bundle_source,
     check_labels,
@@ -41,6 +42,7 @@ from sparkdl.pipeline.work.labels import (
     same_label,
 )
 from sparkdl.pipeline.work.statistics import spark_statistics
+from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_split
 from sparkdl.tables.table import Table
@@ -183,12 +185,12 @@ def cut_shards(
 
     spec, table = project.spec, project.table("clean")
     rows = rows_of_parts(clean, spec, windows)
-    counts = check_labels(rows, labels, spec.weight, list(windows))
-    rows = labelled(rows, labels.names)
+    check = LabelCheck(labels, spec.weight, list(windows))
+    labelled_rows = labelled(check.observe(rows), labels.names)
     weight = [spec.weight] if spec.weight else []
     raw = [name for name in features.columns if name not in labels.names]
     numbers = {label.name: encoded(label) for label in labels}
-    numbers |= {name: F.col(quoted(name)).cast("float") for name in weight}
+    numbers |= {name: F.col(quoted(name)).try_cast("float") for name in weight}
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
         partitions *= spec.train.num_proc or slots_of(rows.sparkSession)
@@ -196,27 +198,47 @@ def cut_shards(
     train, validate = (
         ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
     )
-    written = write_split(
-        selected(rows.withColumns({**numbers, _VALIDATES: F.col(PART) == "validate"}), [*raw, *numbers, _VALIDATES]),
-        _VALIDATES,
-        (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
-        labels=[*labels.names, *weight],
-        layout=Layout(prepare=features),
-        config=ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions),
-        sources=(train, validate),
-        overwrite=True,
-        before_commit=before_commit,
-    )
-    manifests = []
-    for manifest in written:
-        if isinstance(manifest, NoRowsError):
-            raise manifest
-        manifests.append(manifest)
+    marked = labelled_rows.withColumns({**numbers, _VALIDATES: F.col(PART) == "validate"})
+    config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions)
+    was_read = False
+
+    def last_look() -> None:
+        nonlocal was_read
+        was_read = True
+        if check.refuses():
+            raise DataError("labels or weights are refused")
+        before_commit()
+
+    try:
+        written = write_split(
+            selected(marked, [*raw, *numbers, _VALIDATES]),
+            _VALIDATES,
+            (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
+            labels=[*labels.names, *weight],
+            layout=Layout(prepare=features),
+            config=config,
+            sources=(train, validate),
+            overwrite=True,
+            before_commit=last_look,
+        )
+        manifests: list[Manifest] = []
+        for manifest in written:
+            if isinstance(manifest, NoRowsError):
+                raise manifest
+            manifests.append(manifest)
+    except (DataError, SchemaError):
+        check_labels(rows, labels, spec.weight, list(windows))  # tells more of labels and weights
+        raise
+    train_set, validation_set = manifests
+    set_rows: dict[Part, int] = {"train": train_set.rows, "validate": validation_set.rows}
+    counts = check.counts(set_rows) if was_read else None  # else an earlier run, that was killed, wrote both
+    if counts is None:
+        counts = check_labels(rows, labels, spec.weight, list(windows))
     return Shards(
-        train=manifests[0].uri,
-        validate=manifests[1].uri,
-        train_rows=manifests[0].rows,
-        validate_rows=manifests[1].rows,
+        train=train_set.uri,
+        validate=validation_set.uri,
+        train_rows=train_set.rows,
+        validate_rows=validation_set.rows,
         train_unlabelled=counts["train"].unlabelled,
         validate_unlabelled=counts["validate"].unlabelled,
     )

@@ -10,7 +10,15 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import PART
 from sparkdl.pipeline.spec.data import prediction_columns
 from sparkdl.pipeline.steps import score
-from sparkdl.pipeline.work.labels import FittedLabel, LabelCounts, NoLabelsError, check_labels, fit_labels, labelled
+from sparkdl.pipeline.work.labels import (
+    FittedLabel,
+    LabelCheck,
+    LabelCounts,
+    NoLabelsError,
+    check_labels,
+    fit_labels,
+    labelled,
+)
 
 
 def labels_of(**types):
@@ -57,8 +65,18 @@ def test_each_part_of_one_reading_is_checked_and_rows_of_none_are_not(spark):
     fitted = fit_labels(spark.createDataFrame(good, columns), labels_of(y="regression"))
 
     def check(*more, without=()):
-        rows = [row for row in good if row[0] not in without]
-        return check_labels(spark.createDataFrame([*rows, *more], columns), fitted, "w", ["train", "validate"])
+        rows = spark.createDataFrame([*(row for row in good if row[0] not in without), *more], columns)
+        seen = LabelCheck(fitted, "w", ["train", "validate"])
+        labelled(seen.observe(rows), fitted.names).collect()  # the pass that writes them
+        try:
+            counts = check_labels(rows, fitted, "w", ["train", "validate"])
+        except DataError:
+            assert seen.refuses()
+            raise
+        assert not seen.refuses()
+        assert seen.counts({part: count.labelled for part, count in counts.items()}) == counts
+        assert seen.counts({"train": 1, "validate": 1}) is None  # a stage that ran twice has counted twice
+        return counts
 
     counts = {"train": LabelCounts(labelled=2, unlabelled=1), "validate": LabelCounts(labelled=1, unlabelled=0)}
     assert check((None, float("nan"), -1.0), (None, None, None)) == counts
