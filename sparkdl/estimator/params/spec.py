@@ -189,9 +189,9 @@ _RUN = (
     _horovod("num_proc", None, "ranks", c.integer(1),
           effect="Number of ranks; every slot of the cluster by default."),
     _horovod("backend", "auto", "name or SparkBackend", c.backend, json=False,
-          effect="Collective: horovod or torch, whose all-reduce then carries the gradients; auto takes what is there, "
-          "and shared memory for gradients on one host; a SparkBackend with num_proc, env and the options of run; or a "
-          "backend of your own, whose run() is called."),
+          effect="Collective: horovod or torch, whose all-reduce then carries the gradients; auto takes shared memory "
+          "and torch on the CPUs of one host, elsewhere horovod where it is installed; a SparkBackend with "
+          "num_proc, env and the options of run; or a backend of your own, whose run() is called."),
     _ours("strategy", "all_reduce", "name", c.strategy,
           effect="How the model is spread over the ranks: all_reduce (a copy on each), zero1, zero2, fsdp (optimizer "
           "state, gradients, parameters cut), tensor (layers cut by columns and rows), pipeline (stages), expert "
