@@ -85,7 +85,8 @@ def _choose(world: World) -> tuple[str, str, int]:
     """
     if "horovod.torch" in sys.modules and sys.modules["horovod.torch"].is_initialized():
         return "horovod", "user code called hvd.init()", logging.INFO
-    if "torch.distributed" in sys.modules and _torch_group_exists():
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
         return "torch", "user code called init_process_group()", logging.INFO
     if world.size == 1:
         return "solo", "a world of one rank", logging.INFO
@@ -99,9 +100,3 @@ def _choose(world: World) -> tuple[str, str, int]:
     if world.device.startswith("cuda") and not built_with()["nccl"]:
         return "torch", "Horovod was built without NCCL", logging.WARNING
     return "horovod", "installed", logging.INFO
-
-
-def _torch_group_exists() -> bool:
-    import torch.distributed
-
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -54,8 +54,10 @@ def with_recipe(
     """
     several = train.strategy != "all_reduce" or train.min_num_proc is not None or train.gradient_compression is not None
     whole_batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
-    most_ranks = max(1, whole_batch // _LEAST_ROWS_OF_A_RANK) if default_network and not several else None
-    ranks = train.num_proc or _ranks(slots, most_ranks)
+    ranks = train.num_proc or slots
+    if default_network and not several and train.num_proc is None:
+        most_ranks = max(1, whole_batch // _LEAST_ROWS_OF_A_RANK)
+        ranks = 1 if most_ranks == 1 else slots and min(slots, most_ranks)
     batch = train.batch_size or max(1, round(whole_batch / (ranks or 1)))
     steps = train.train_steps_per_epoch or max(1, math.ceil(rows / (batch * (ranks or 1))))
     most_epochs = _MOST_EPOCHS if accuracy is None else _MOST_EPOCHS_OF_CLASSES
@@ -76,13 +78,6 @@ def with_recipe(
     return msgspec.structs.replace(
         train, **{name: value for name, value in filled.items() if getattr(train, name) is None}
     )
-
-
-def _ranks(slots: int | None, most: int | None) -> int | None:
-    """Ranks in so many slots; None where nobody knows how many there are, and one does not do."""
-    if most is None or most == 1:
-        return most or slots
-    return None if slots is None else min(slots, most)
 
 
 def settled_train(spec: PipelineSpec, rows: int, slots: int | None = None) -> Train:

@@ -63,7 +63,7 @@ class FeaturesStep(LearningStep):
         from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import champions_features, fit_features
 
-        start_torch_daemon(spark)
+        start_torch_daemon(spark)  # a training follows
         champion = run.champion() if run.spec.train.start == "champion" else None
         if champion is not None:
             features, labels = champions_features(run.spec, champion)
