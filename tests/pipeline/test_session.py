@@ -31,7 +31,7 @@ def settings(size, *overrides, submitted=None):
 
 def test_a_small_source_is_read_with_the_quick_compiler_and_few_tasks():
     small, large = settings(SMALL - 1), settings(SMALL)
-    assert small[QUICK] == "-XX:TieredStopAtLevel=1"
+    assert small[QUICK] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     assert QUICK not in large
     assert [settings(size)[TASKS] for size in (1, SMALL, 1 << 30, 1 << 40)] == ["4", "8", "64", "200"]
 
@@ -48,8 +48,18 @@ def test_nothing_is_set_for_a_source_that_only_spark_can_measure():
 
 def test_java_takes_the_archive_of_classes_where_there_is_one(monkeypatch):
     monkeypatch.setattr("sparkdl.pipeline.session.java_options", lambda: "-XX:SharedArchiveFile=/a.jsa")
-    assert settings(0)[QUICK] == "-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile=/a.jsa"
+    assert settings(0)[QUICK] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile=/a.jsa"
     assert settings(SMALL)[QUICK] == settings(0, "spark.master=yarn")[QUICK] == "-XX:SharedArchiveFile=/a.jsa"
+
+
+@pytest.mark.parametrize("chosen", ["-XX:+UseG1GC", "-Xss4m -XX:+UseZGC", "-XX:-UseSerialGC"])
+def test_the_user_chooses_javas_collector(chosen, monkeypatch):
+    options = "spark.driver.extraJavaOptions"
+    assert settings(0, f"spark.conf.{options}={chosen}")[QUICK] == "-XX:TieredStopAtLevel=1"
+    assert settings(0, submitted={options: chosen})[QUICK] == "-XX:TieredStopAtLevel=1"
+    assert "SerialGC" in settings(0, submitted={options: "-Xss4m -XX:GCTimeRatio=9"})[QUICK]
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", chosen)
+    assert settings(0)[QUICK] == "-XX:TieredStopAtLevel=1"
 
 
 def test_the_file_and_spark_submit_win():
