@@ -38,7 +38,7 @@ SMALL = 128 << 20
 
 20,000 rows of 500 columns, 80 MB, take 73 s with it and 86 with both; 800,000 rows of a CSV file of 90 MB, to their
 shards, 22.6 and 24.5. So does the collector that works in one thread: 200,000 rows from files to predictions take
-36 s of Java's processor time with it, and 42 with G1.
+38 s of Java's processor time with it, and 42 with G1.
 """
 _BYTES_PER_TASK = 16 << 20
 _VARIABLES = {"MASTER": "spark.master", "SPARK_DRIVER_MEMORY": "spark.driver.memory"}

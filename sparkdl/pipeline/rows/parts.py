@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import from_numpy
+from sparkdl.columns.spark_hash import hashes_as_spark, xxhash64
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.pipeline.rows.expect import SLOT, columns_of, content_hash
+from sparkdl.pipeline.rows.expect import OWN, SLOT, columns_of, content_hash
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of, spelled
@@ -85,8 +89,7 @@ def with_slots(clean: DataFrame, spec: PipelineSpec) -> DataFrame:
     split = spec.split
     if not isinstance(split, HashSplit):
         return clean
-    # Were the labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge.
-    units = [unit_of(clean, spec)] if split.copies == "spread" else _units(clean, spec, without=tuple(spec.label))
+    units = [unit_of(clean, spec)] if split.copies == "spread" else _units(clean, spec, without=_unhashed(spec))
     return clean.withColumn(SLOT, _slot(split, units))
 
 
@@ -209,6 +212,11 @@ def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
     return F.xxhash64(*_units(rows, spec))
 
 
+def _unhashed(spec: PipelineSpec) -> tuple[str, ...]:
+    """Labels: were they hashed, copies of a row with label 1 could all train, and those with label 0 all judge."""
+    return tuple(spec.label)
+
+
 def _units(rows: DataFrame, spec: PipelineSpec, without: Collection[str] = ()) -> list[Column]:
     """What a row is of: the values of the split's group, or else of the key, or else of all columns but some."""
     from pyspark.sql import functions as F
@@ -226,9 +234,14 @@ def _slot(split: HashSplit, units: Sequence[Column]) -> Column:
 
 def _of_part(split: HashSplit, part: Part, slot: Column) -> Column:
     """Whether a row of this slot is of a part."""
+    return slot.between(*_slots_of(split, part))
+
+
+def _slots_of(split: HashSplit, part: Part) -> tuple[int, int]:
+    """The first slot of a part, and the last; there is none where that comes before."""
     order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
     first = sum(getattr(split, name) for name in order[: order.index(part)])
-    return slot.between(round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS) - 1)
+    return round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS) - 1
 
 
 def _condition(rows: DataFrame, split: Split | None, part: Part) -> Column | None:
@@ -244,3 +257,64 @@ def _condition(rows: DataFrame, split: Split | None, part: Part) -> Column | Non
         values = list(map(spelled, getattr(split, part)))
         return column.isin(*values) if values else F.lit(False)
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashParts:
+    """The rows of parts that a hash divides, for whoever reads rows that never enter Spark.
+
+    Attributes:
+        columns: that are hashed.
+        whole: whether they are all that a row holds, see ``content_hash``, or a key or group.
+        seed: of the split.
+        slots: of each part, the first and the last.
+    """
+
+    columns: tuple[str, ...]
+    whole: bool
+    seed: int
+    slots: Mapping[Part, tuple[int, int]]
+
+    def of_batches(
+        self, batches: Iterator[pa.RecordBatch], columns: Sequence[str], name: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Some columns of the rows that are of a part, and of which, in a column ``name``."""
+        for batch in batches:
+            slots = self._slots(batch)
+            numbers = np.full(batch.num_rows, -1, np.int8)
+            for number, (first, last) in enumerate(self.slots.values()):
+                numbers[(first <= slots) & (slots <= last)] = number
+            rows = batch.select(columns)
+            if name is not None:
+                parts = pa.array(self.slots, pa.string()).take(from_numpy(np.maximum(numbers, 0)))
+                rows = rows.append_column(name, parts)
+            rows = rows.filter(from_numpy(numbers >= 0))
+            if rows.num_rows:
+                yield rows
+
+    def _slots(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        units = [batch.column(name) for name in self.columns]
+        if self.whole:
+            content = xxhash64([value for unit in units for value in (unit.is_null(), unit)], batch.num_rows)
+            units = [from_numpy(content.view(np.int64))]
+        return xxhash64([self.seed, *units], batch.num_rows).view(np.int64) % _SLOTS
+
+
+def hash_parts(spec: PipelineSpec, parts: Sequence[Part], schema: pa.Schema) -> HashParts | None:
+    """Which of the clean rows a hash makes parts of; None where only Spark can tell, or reads them in less memory.
+
+    Args:
+        spec: the pipeline.
+        parts: which.
+        schema: of the clean rows.
+    """
+    split = spec.split
+    if not isinstance(split, HashSplit) or split.copies == "spread":  # copies are numbered among all rows of a window
+        return None
+    unit = split.group or spec.source.key
+    columns = unit or [name for name in schema.names if name not in OWN and name not in _unhashed(spec)]
+    kinds = [schema.field(name).type for name in columns if name in schema.names]
+    if len(kinds) < len(columns) or not all(hashes_as_spark(kind) and kind != pa.binary() for kind in kinds):
+        return None
+    slots = {part: _slots_of(split, part) for part in parts}
+    return HashParts(columns=tuple(columns), whole=not unit, seed=split.seed, slots=slots)

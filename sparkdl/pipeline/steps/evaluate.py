@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.parts import rows_of, rows_of_parts, unseen_rows
+from sparkdl.pipeline.rows.parts import PART, unseen_rows
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run
@@ -55,6 +55,7 @@ class EvaluateStep(LearningStep):
         """Measure both models on the same held-out rows, and decide."""
         from sparkdl.pipeline.work.boosting import TreeRows, boosted, tree_rows
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
+        from sparkdl.pipeline.work.file_rows import part_files, part_frame
 
         spec, clean, prepared = run.spec, run.clean_to_divide(spark), prepared_of(run, parts, spark)
         trusted, trained = run.project.trusted, TrainStep().kept(run, parts)
@@ -62,7 +63,8 @@ class EvaluateStep(LearningStep):
         versions = run.registry.list(str(spec.publish.name))
         rival = next((version for version in versions if version.version == against), None)  # or it was removed since
         rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
-        training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
+        table = run.project.table("clean")
+        training = labelled(part_frame(spec, table, clean, {"train": parts.train}), prepared.labels.names)
         judging = with_last_values(rows, training, spec, prepared.labels)
 
         def judge() -> Evaluated:
@@ -73,8 +75,10 @@ class EvaluateStep(LearningStep):
                 return None
             stopping = None  # where they are the rows that judge, which are read anyway
             if parts.judging != "validate" or count != prepared.shards.validate_rows:
-                stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
-            return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted)
+                stopping = part_frame(spec, table, clean, {"validate": parts.validate})
+                stopping = labelled(stopping, prepared.labels.names)
+            files = part_files(spec, table, "train", parts.train, spark)
+            return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted, files)
 
         label = judged_label(spec, prepared.labels)
         passes: list[Callable[[], Any]] = [judge, rows_for_trees]
@@ -141,12 +145,18 @@ def _judging(
 
     Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
     """
+    from pyspark.sql import functions as F
+
+    from sparkdl.pipeline.work.file_rows import part_frame
+
     spec, part, record = run.spec, parts.judging, run.record
     windows = parts.windows(part)
-    labelled_rows = labelled(rows_of(clean, spec, part, windows), prepared.labels.names)
+    table = run.project.table("clean")
+    labelled_rows = labelled(part_frame(spec, table, clean, {part: windows}), prepared.labels.names)
     count = prepared.shards.validate_rows
     if part == "test":
-        checked = check_labels(rows_of_parts(clean, spec, {part: windows}), prepared.labels, spec.weight, [part])[part]
+        rows = part_frame(spec, table, clean, {part: windows}, [*prepared.labels.names, *filter(None, [spec.weight])])
+        checked = check_labels(rows.withColumn(PART, F.lit(part)), prepared.labels, spec.weight, [part])[part]
         record.unlabelled["test"], record.rows["test"] = checked.unlabelled, checked.labelled
         count = checked.labelled
     trained = trained_of(run.receipts, rival)

@@ -14,7 +14,6 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion, bundle_of
-from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
@@ -75,6 +74,8 @@ class ScoreStep(Step):
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
         from pyspark.sql import functions as F
 
+        from sparkdl.pipeline.work.file_rows import part_frame
+
         champion, record, table = run.champion(), run.record, run.project.predictions
         assert champion is not None
         partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
@@ -82,7 +83,7 @@ class ScoreStep(Step):
         if part == "all":
             rows = run.clean(spark).where(F.col(WINDOW).isin(*windows))
         else:
-            rows = rows_of(run.clean_to_divide(spark), run.spec, part, windows)
+            rows = part_frame(run.spec, run.project.table("clean"), run.clean_to_divide(spark), {part: windows})
         frame = _predicted(run, rows, champion)
         with replacing(run.receipts, self.name, stale.keys) as new_receipts:
             replaced = [{WINDOW: name} for name in windows]

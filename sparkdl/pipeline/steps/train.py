@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.pipeline.recipe import accuracy_column
 from sparkdl.pipeline.rows.expect import columns_of
-from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -59,7 +58,8 @@ class TrainStep(LearningStep):
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Trained:
         """Train, or take the best of the trials."""
-        from sparkdl.pipeline.work.evaluate import label_summaries
+        from sparkdl.pipeline.work.evaluate import MOST_SUMMED, label_summaries
+        from sparkdl.pipeline.work.file_rows import part_frame
         from sparkdl.pipeline.work.search import best_of
         from sparkdl.pipeline.work.training import network_of, train
 
@@ -73,14 +73,16 @@ class TrainStep(LearningStep):
             ]
             trained = best_of(spec, tried)
         clean, content = run.clean_to_divide(spark), run.content()
-        rows = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
+        names, count = prepared.labels.names, prepared.shards.train_rows
+        used = [*names, *filter(None, [spec.weight])] if count <= MOST_SUMMED else None  # more are drawn by a hash
+        rows = part_frame(spec, run.project.table("clean"), clean, {"train": parts.train}, used)
         return replace(
             trained,
             windows={name: str(content[name]) for name in parts.train},
             split=run.project.settings["split"],
             columns=columns_of(clean),
             origin=_with_parent(run, trained.origin, prepared.start),
-            labels=label_summaries(rows, spec, prepared.labels, prepared.shards.train_rows),
+            labels=label_summaries(labelled(rows, names), spec, prepared.labels, count),
         )
 
     def tell_result(self, run: Run, parts: Parts) -> None:

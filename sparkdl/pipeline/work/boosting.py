@@ -32,12 +32,13 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.results import Boosted, Trained
 from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, predicted
-from sparkdl.pipeline.work.labels import FittedLabel, encoded, row_weight
+from sparkdl.pipeline.work.labels import FittedLabel, as_doubles, encoded, encoded_values, row_weight
 from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkdl.pipeline.work.file_rows import FileRows
     from sparkdl.pipeline.work.prepare import Prepared
 
 MOST_ROWS = 300_000
@@ -82,6 +83,7 @@ def tree_rows(
     judging_rows: int,
     trained: Trained,
     trusted: Sequence[str],
+    files: FileRows | None = None,
 ) -> TreeRows | Boosted:
     """Collect the rows that LightGBM trains on, and those that it and the model are measured on.
 
@@ -95,6 +97,7 @@ def tree_rows(
         judging_rows: how many rows judge.
         trained: the model.
         trusted: packages that the bundle may import.
+        files: the rows to train on, as they are read without Spark, whose way from Java takes longer.
 
     Returns:
         them, or why LightGBM is left out, which is an outcome as any other.
@@ -120,8 +123,11 @@ def tree_rows(
             config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
             trusted=trusted,
         )
+        of_files = None
+        if files is not None and prepared.shards.train_rows <= most:
+            of_files = _collected_of_files(files, spec, features, label)
         training = drawn(training, spec, "boosted", most, prepared.shards.train_rows)
-        training_table = _collected(training, spec, features, label)
+        training_table = _collected(training, spec, features, label) if of_files is None else of_files
         judging_table = stopping_table = _collected(scored, spec, features, label, output)
         if stopping is not None:
             stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
@@ -330,3 +336,14 @@ def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: 
     rows = frame.withColumns({_LABEL: encoded(label).cast("double"), _WEIGHT: row_weight(spec)})
     with task_errors():
         return selected(rows, [*features.columns, *more, _LABEL, _WEIGHT]).toArrow()
+
+
+def _collected_of_files(files: FileRows, spec: PipelineSpec, features: Features, label: FittedLabel) -> pa.Table | None:
+    """The same, read from files; None where only Spark knows what a label or a weight is as a number."""
+    weight = [] if spec.weight is None else [spec.weight]
+    table = files.collected(list(dict.fromkeys([*features.columns, label.name, *weight])))
+    truth = encoded_values(label, table[label.name])
+    weights = as_doubles(table[spec.weight]) if spec.weight else pa.chunked_array([np.ones(table.num_rows)])
+    if truth is None or weights is None:
+        return None
+    return table.select(features.columns).append_column(_LABEL, truth).append_column(_WEIGHT, weights)

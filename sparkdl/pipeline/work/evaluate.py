@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _LEAST_WINDOWS = 8
-_MOST_SUMMED = 1_000_000
+MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
 _LAST = "_last"
 _LEAST_KNOWN = 0.5
@@ -63,7 +63,7 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
         labels: as they were fitted.
         count: how many rows there are.
     """
-    rows = drawn(rows, spec, "summed up", _MOST_SUMMED, count)
+    rows = drawn(rows, spec, "summed up", MOST_SUMMED, count)
     columns = [encoded(label).cast("double").alias(f"_{position}") for position, label in enumerate(labels)]
     with task_errors():
         table = rows.select(*columns, row_weight(spec).alias("_weight")).toArrow()

@@ -6,17 +6,27 @@ million training rows, features in 12 to 15 s instead of 23 to 29).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from sparkdl.compat.column_names import Task
+from sparkdl.errors import IntegrityError, StorageError
+from sparkdl.features.spec import Image
 from sparkdl.features.statistics import KNOTS, PROBABILITIES
 from sparkdl.features.values import numbers_of
-from sparkdl.tables.scan.plan import TableScan, tasks_at_once
+from sparkdl.observe import logger
+from sparkdl.pipeline.rows.expect import SLOT
+from sparkdl.pipeline.rows.parts import PART, HashParts, hash_parts, hashes_rows, rows_of, rows_of_parts
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.windows import WINDOW, Part
+from sparkdl.tables.scan.plan import TableScan, Where, tasks_at_once
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,15 +42,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a scan.
+    """The rows of a scan, or those of some parts.
 
     Attributes:
         spark: whose workers read.
         scan: the files, and which of their rows.
+        parts: that a hash makes of them; None takes all.
     """
 
     spark: SparkSession
     scan: TableScan
+    parts: HashParts | None = None
 
     def map(self, columns: Sequence[str], tasks: Sequence[Task], schema: str) -> DataFrame:
         """What tasks, one behind the other, make of the rows.
@@ -50,13 +62,33 @@ class FileRows:
             tasks: the first takes batches of these columns.
             schema: of what the last gives.
         """
-        read = self.scan.task(columns, slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
-        frame: DataFrame = read.mapped(self.spark, tasks, schema)
+        read = self.scan.task(self._read(columns), slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
+        frame: DataFrame = read.mapped(self.spark, [*self._chosen(columns), *tasks], schema)
         return frame
 
     def collected(self, columns: Sequence[str]) -> pa.Table:
         """The rows themselves, read by the driver."""
-        return self.scan.task(columns, slots=1, batch_rows=_BATCH_ROWS).collected()
+        read = self.scan.task(self._read(columns), slots=1, batch_rows=_BATCH_ROWS)
+        return read.collected(self._chosen(columns)).select(columns)
+
+    def frame(self, schema: StructType, name: str | None = None) -> DataFrame:
+        """Columns of the rows as a DataFrame.
+
+        Args:
+            schema: of these columns, and of ``name``.
+            name: of the column that says of which part a row is; None for none.
+        """
+        columns = [column for column in schema.names if column != name]
+        read = self.scan.task(self._read(columns), slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
+        frame: DataFrame = read.mapped(self.spark, self._chosen(columns, name), schema)
+        return frame
+
+    def _read(self, columns: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
+
+    def _chosen(self, columns: Sequence[str], name: str | None = None) -> list[Task]:
+        """What leaves the rows of the parts, with these columns."""
+        return [] if self.parts is None else [partial(self.parts.of_batches, columns=list(columns), name=name)]
 
     def quantiles(self, columns: Sequence[str]) -> dict[str, tuple[float, ...]]:
         """The quantiles at ``PROBABILITIES`` and ``KNOTS``, by column: numbers of the rows.
@@ -67,6 +99,72 @@ class FileRows:
         points = self.map(columns, [_Points(tuple(columns))], "place int, value double, weight bigint")
         merged = points.groupBy("place").applyInArrow(_quantiles, "place int, quantiles array<double>")
         return {columns[row["place"]]: tuple(row["quantiles"]) for row in merged.collect()}
+
+
+def part_files(
+    spec: PipelineSpec, table: Table, part: Part, windows: Sequence[str], spark: SparkSession
+) -> FileRows | None:
+    """The labelled rows of a part, as workers read them from files; None where Spark alone can tell which.
+
+    Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
+
+    Args:
+        spec: the pipeline.
+        table: of the clean rows.
+        part: which.
+        windows: of that part, or some of them.
+        spark: whose workers read.
+    """
+    if any(isinstance(options, Image) for options in spec.features.values()):
+        return None
+    scan = _scanned(table, [(WINDOW, "in", windows), *((name, "is not", None) for name in spec.label)])
+    if scan is None or isinstance(spec.split, TimeSplit):
+        return None if scan is None else FileRows(spark, scan)
+    parts = hash_parts(spec, [part], scan.schema)
+    return None if parts is None else FileRows(spark, scan, parts)
+
+
+def part_frame(
+    spec: PipelineSpec,
+    table: Table,
+    clean: DataFrame,
+    windows: Mapping[Part, Sequence[str]],
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """The clean rows of a part as ``rows_of`` gives them, or of several, as ``rows_of_parts`` does.
+
+    Where all that a row holds is hashed, workers read the rows and hash them: Spark takes as long to hash 500 columns
+    as to read them, and each pass asks which rows are of a part.
+
+    Args:
+        spec: the pipeline.
+        table: of the clean rows.
+        clean: its rows, see ``Run.clean_to_divide``.
+        windows: of each part, or some of them.
+        columns: that are asked for, and others may be missing; None for all.
+    """
+    name = PART if len(windows) > 1 else None
+    scan = parts = None
+    if hashes_rows(spec) and len(set(map(tuple, windows.values()))) == 1:
+        scan = _scanned(table, [(WINDOW, "in", next(iter(windows.values())))])
+        parts = None if scan is None else hash_parts(spec, list(windows), scan.schema)
+    if scan is None or parts is None:
+        [(part, of_part), *others] = windows.items()
+        return rows_of_parts(clean, spec, windows) if others else rows_of(clean, spec, part, of_part)
+    fields = [field for field in clean.schema if field.name != SLOT and (columns is None or field.name in columns)]
+    schema = StructType(fields) if name is None else StructType(fields).add(name, "string")
+    return FileRows(clean.sparkSession, scan, parts).frame(schema, name)
+
+
+def _scanned(table: Table, where: Where) -> TableScan | None:
+    """The files of a table's newest version; None where only Spark reads them."""
+    try:
+        return table.scan(where)
+    except IntegrityError:
+        raise
+    except StorageError as why:
+        logger.info("Spark reads the rows of %s: %s", table.uri, why)
+        return None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
@@ -155,6 +158,24 @@ def encoded(label: FittedLabel) -> Column:
         *[F.when(column.cast("string") == value, F.lit(index)) for index, value in enumerate(label.classes)]
     )
     return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
+
+
+def encoded_values(label: FittedLabel, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """The numbers of ``encoded`` as doubles, of rows that never entered Spark; None where only Spark can tell."""
+    kind = values.type
+    if label.type == "regression":
+        numbers = as_doubles(values)
+        return None if numbers is None else numbers.cast(pa.float32(), safe=False).cast(pa.float64())
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)):
+        return None  # Spark writes a fraction as Java does
+    return pc.index_in(values.cast(pa.string()), value_set=pa.array(label.classes, pa.string())).cast(pa.float64())
+
+
+def as_doubles(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Numbers as Spark casts them to double; None of types that only Spark casts."""
+    kind = values.type
+    known = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return values.cast(pa.float64(), safe=False) if known else None
 
 
 def row_weight(spec: PipelineSpec) -> Column:

@@ -15,21 +15,19 @@ from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, DataError, IntegrityError, NoRowsError, SchemaError, StorageError
+from sparkdl.errors import ConfigError, DataError, NoRowsError, SchemaError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
-from sparkdl.features.spec import Image
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.registry import ModelVersion, bundle_of
-from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.rows.parts import PART, rows_of, rows_of_parts
+from sparkdl.pipeline.rows.parts import PART, rows_of
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.results import Shards
-from sparkdl.pipeline.windows import WINDOW, Part
-from sparkdl.pipeline.work.file_rows import FileRows
+from sparkdl.pipeline.windows import Part
+from sparkdl.pipeline.work.file_rows import part_files, part_frame
 from sparkdl.pipeline.work.labels import (
     LabelCheck,
     Labels,
@@ -45,10 +43,9 @@ from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_split
-from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _VALIDATES = "__sparkdl_validates"
 
@@ -90,35 +87,20 @@ def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, Windo
     spec = project.spec
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
-    rows = rows_of(clean, spec, "train", list(windows))
-    spark, most = clean.sparkSession, sum(receipt.kept for receipt in windows.values())
+    spark, table, most = clean.sparkSession, project.table("clean"), sum(receipt.kept for receipt in windows.values())
 
     def fit_to_rows() -> Features:
-        files = _files(spec, project.table("clean"), list(windows), spark)
-        statistics = spark_statistics(labelled(rows, spec.label), spec.features, functions, files, most)
+        rows = labelled(rows_of(clean, spec, "train", list(windows)), spec.label)
+        files = part_files(spec, table, "train", list(windows), spark)
+        statistics = spark_statistics(rows, spec.features, functions, files, most)
         return fit(spec.features, statistics, functions)
 
-    fits: list[Callable[[], Any]] = [lambda: fit_labels(rows, spec.label), fit_to_rows]
+    def fit_to_labels() -> Labels:
+        return fit_labels(part_frame(spec, table, clean, {"train": list(windows)}, list(spec.label)), spec.label)
+
+    fits: list[Callable[[], Any]] = [fit_to_labels, fit_to_rows]
     labels, features = run_side_by_side(fits, spark, len(fits))
     return features, labels
-
-
-def _files(spec: PipelineSpec, table: Table, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
-    """The labelled rows of whole windows, as workers read them from files; None where Spark alone can tell which.
-
-    Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
-    """
-    pictures = any(isinstance(options, Image) for options in spec.features.values())
-    if pictures or not isinstance(spec.split, TimeSplit):
-        return None
-    labels = [(name, "is not", None) for name in spec.label]
-    try:
-        return FileRows(spark, table.scan([(WINDOW, "in", windows), *labels]))
-    except IntegrityError:
-        raise
-    except StorageError as why:
-        logger.info("Spark reads the rows to fit features to: %s", why)
-        return None
 
 
 def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Features, Labels]:
@@ -184,7 +166,8 @@ def cut_shards(
     from pyspark.sql import functions as F
 
     spec, table = project.spec, project.table("clean")
-    rows = rows_of_parts(clean, spec, windows)
+    used = {*features.columns, *labels.names, *([spec.weight] if spec.weight else ())}
+    rows = part_frame(spec, table, clean, windows, list(used))
     check = LabelCheck(labels, spec.weight, list(windows))
     labelled_rows = labelled(check.observe(rows), labels.names)
     weight = [spec.weight] if spec.weight else []

@@ -85,16 +85,17 @@ class ScanTask:
                 for part in self.shares[number] if number < len(self.shares) else ():
                     yield from self.read(part)
 
-    def mapped(self, spark: Any, tasks: Sequence[Task], schema: str) -> Any:
-        """What tasks, one behind the other, make of the rows: a DataFrame with this schema."""
+    def mapped(self, spark: Any, tasks: Sequence[Task], schema: Any) -> Any:
+        """What tasks, one behind the other, make of the rows: a DataFrame with this schema, a text or a StructType."""
         use_drivers_python(spark)
         count = max(1, len(self.shares))
         return spark.range(0, count, 1, count).mapInArrow(Chain((self, *tasks)), schema)
 
-    def collected(self) -> pa.Table:
-        """The rows, read by the driver."""
-        batches = [batch for share in self.shares for part in share for batch in self.read(part)]
-        return pa.Table.from_batches(batches, self.schema)
+    def collected(self, tasks: Sequence[Task] = ()) -> pa.Table:
+        """What tasks, one behind the other, make of the rows, read by the driver; without a row, all of the columns."""
+        batches = (batch for share in self.shares for part in share for batch in self.read(part))
+        made = list(Chain(tuple(tasks))(batches))
+        return pa.Table.from_batches(made, made[0].schema if made else self.schema)
 
     def read(self, part: FilePart) -> Iterator[pa.RecordBatch]:
         """Read one part of a file."""
