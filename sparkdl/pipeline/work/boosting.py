@@ -124,9 +124,10 @@ def tree_rows(
             trusted=trusted,
         )
         of_files = None
-        if files is not None and prepared.shards.train_rows <= most:
+        rows = prepared.shards.train_rows
+        if files is not None and rows <= most and rows * files.width(features.columns) <= MOST_VALUES:
             of_files = _collected_of_files(files, spec, features, label)
-        training = drawn(training, spec, "boosted", most, prepared.shards.train_rows)
+        training = drawn(training, spec, "boosted", most, rows)
         training_table = _collected(training, spec, features, label) if of_files is None else of_files
         judging_table = stopping_table = _collected(scored, spec, features, label, output)
         if stopping is not None:

@@ -83,6 +83,10 @@ class FileRows:
         frame: DataFrame = read.mapped(self.spark, self._chosen(columns, name), schema)
         return frame
 
+    def width(self, columns: Sequence[str]) -> int:
+        """How many columns are read for these: a hash may be of more."""
+        return len(self._read(columns))
+
     def _read(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
 

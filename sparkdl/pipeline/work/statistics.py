@@ -79,7 +79,8 @@ def spark_statistics(
     """
     sources = _sources(df, features)
     narrow = all(isinstance(options, Number | Category | DateParts) for options in features.values())
-    if narrow and rows is not None and rows * len(sources) <= DRIVER_VALUES:
+    width = len(sources) if files is None else files.width(sources)
+    if narrow and rows is not None and rows * width <= DRIVER_VALUES:
         with task_errors():
             table = _collected(df, features, sources) if files is None else files.collected(sources)
         return statistics_of(table, features, functions)

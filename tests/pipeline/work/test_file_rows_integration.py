@@ -36,6 +36,7 @@ COLUMNS = (
     "CAST(id AS DECIMAL(12, 2)) AS price",
     f"IF(id % 3 = 0, 'one', 'two') AS {WINDOW}",
 )
+GROUP = ["split.group=text"]
 PARTS = ("train", "validate", "test", "score")
 
 
@@ -147,6 +148,11 @@ def test_spark_writes_fractions_that_are_classes(spark, table):
     label = FittedLabel(name="single", type="multiclass", classes=("1.0", "2.0"))
     files = part_files(spec, table, "train", ["one"], spark)
     assert boosting._collected_of_files(files, spec, features, label) is None
+
+
+def test_who_reads_some_columns_knows_how_many_a_hash_is_of(spark, table):
+    whole, group = (part_files(loads(TEXT, more).spec, table, "train", ["one"], spark) for more in ([], GROUP))
+    assert (whole.width(["x"]), whole.width(["x", "y"]), group.width(["x"])) == (8, 9, 2)
 
 
 def test_of_pictures_spark_reads_the_first_byte(spark, table):
