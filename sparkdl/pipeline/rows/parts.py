@@ -314,7 +314,9 @@ def hash_parts(spec: PipelineSpec, parts: Sequence[Part], schema: pa.Schema) -> 
     unit = split.group or spec.source.key
     columns = unit or [name for name in schema.names if name not in OWN and name not in _unhashed(spec)]
     kinds = [schema.field(name).type for name in columns if name in schema.names]
-    if len(kinds) < len(columns) or not all(hashes_as_spark(kind) and kind != pa.binary() for kind in kinds):
+    if len(kinds) < len(columns) or not all(map(hashes_as_spark, kinds)):
+        return None
+    if any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds):
         return None
     slots = {part: _slots_of(split, part) for part in parts}
     return HashParts(columns=tuple(columns), whole=not unit, seed=split.seed, slots=slots)

@@ -179,8 +179,8 @@ class Run:
     def clean_to_divide(self, spark: SparkSession) -> DataFrame:
         """The same rows with their slots, see ``with_slots``.
 
-        Where all that a row holds is hashed, few rows are kept in memory until the run ends: some ten passes ask which
-        rows are of a part, and Spark takes as long to hash 500 columns as to read them.
+        Where Spark hashes all that a row holds, few rows are kept in memory until the run ends: some ten passes ask
+        which rows are of a part. Workers hash most tables themselves, see ``part_frame``, and nothing is kept then.
         """
         receipts = self.receipts.of("ingest")
         if self._divided is None or self._divided[0] is not receipts:

@@ -26,6 +26,7 @@ from sparkdl.pipeline.rows.parts import PART, HashParts, hash_parts, hashes_rows
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.tables.scan.plan import TableScan, Where, tasks_at_once
+from sparkdl.tables.scan.read import ScanTask
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ POINTS = 10_000
 BLOCK_NUMBERS = 20_000_000
 """Numbers of all columns together that a task holds, 160 MB."""
 _BATCH_ROWS = 10_000
+_HASHED_BATCH_ROWS = 2_000
+"""Where whole rows are read to be hashed, long texts among them that nobody else asks for."""
 
 Array = np.ndarray[Any, Any]
 
@@ -62,14 +65,13 @@ class FileRows:
             tasks: the first takes batches of these columns.
             schema: of what the last gives.
         """
-        read = self.scan.task(self._read(columns), slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
+        read = self._reading(columns, tasks_at_once(self.spark))
         frame: DataFrame = read.mapped(self.spark, [*self._chosen(columns), *tasks], schema)
         return frame
 
     def collected(self, columns: Sequence[str]) -> pa.Table:
         """The rows themselves, read by the driver."""
-        read = self.scan.task(self._read(columns), slots=1, batch_rows=_BATCH_ROWS)
-        return read.collected(self._chosen(columns)).select(columns)
+        return self._reading(columns, 1).collected(self._chosen(columns)).select(columns)
 
     def frame(self, schema: StructType, name: str | None = None) -> DataFrame:
         """Columns of the rows as a DataFrame.
@@ -79,7 +81,7 @@ class FileRows:
             name: of the column that says of which part a row is; None for none.
         """
         columns = [column for column in schema.names if column != name]
-        read = self.scan.task(self._read(columns), slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
+        read = self._reading(columns, tasks_at_once(self.spark))
         frame: DataFrame = read.mapped(self.spark, self._chosen(columns, name), schema)
         return frame
 
@@ -89,6 +91,10 @@ class FileRows:
 
     def _read(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
+
+    def _reading(self, columns: Sequence[str], slots: int) -> ScanTask:
+        batch_rows = _HASHED_BATCH_ROWS if self.parts is not None and self.parts.whole else _BATCH_ROWS
+        return self.scan.task(self._read(columns), slots=slots, batch_rows=batch_rows)
 
     def _chosen(self, columns: Sequence[str], name: str | None = None) -> list[Task]:
         """What leaves the rows of the parts, with these columns."""
