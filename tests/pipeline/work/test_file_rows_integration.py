@@ -47,6 +47,11 @@ def table(spark, tmp_path_factory):
     return table
 
 
+@pytest.fixture(autouse=True)
+def small_files_are_worth_it(monkeypatch):
+    monkeypatch.setattr(file_rows, "LEAST_BYTES", 0)
+
+
 def counted(frame, columns=None):
     return Counter(map(str, frame.select(*(f"`{name}`" for name in columns or frame.columns)).collect()))
 
@@ -107,6 +112,17 @@ def test_spark_hashes_what_workers_do_not_know(spark, tmp_path, column, monkeypa
     assert counted(part_frame(spec, table, clean, {"train": ["all"]})) == counted(
         rows_of(clean, spec, "train", ["all"])
     )
+
+
+def test_spark_keeps_the_rows_of_small_files(spark, table, monkeypatch):
+    monkeypatch.setattr(FileRows, "frame", None)
+    spec, clean, windows = loads(TEXT).spec, table.read(spark), {"train": ["one"]}
+    files = table.scan([(WINDOW, "in", ["one"])]).files
+    monkeypatch.setattr(file_rows, "LEAST_BYTES", 1 + sum(file.bytes for file in files) // len(files))
+    assert part_files(spec, table, "train", ["one"], spark) is None
+    assert counted(part_frame(spec, table, clean, windows)) == counted(rows_of(clean, spec, "train", ["one"]))
+    by_group = loads(TEXT, GROUP).spec  # of which Spark keeps nothing
+    assert part_files(by_group, table, "train", ["one"], spark) is not None
 
 
 def test_a_part_without_rows_has_the_columns(spark, table):
