@@ -23,6 +23,7 @@ _P1, _P2, _P3, _P4, _P5 = map(
     np.uint64,
     (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5),
 )
+_TIMES = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
 _LONG = 32
 """Bytes from which on a text is hashed by itself, in C; the shorter ones of a column word by word, all at once."""
 
@@ -31,13 +32,10 @@ def hashes_as_spark(kind: pa.DataType) -> bool:
     """Whether ``xxhash64`` knows a type."""
     if pa.types.is_decimal128(kind):
         return bool(kind.precision <= 18)  # longer ones are hashed as Java's bytes of them
-    whole = pa.types.is_boolean(kind) or pa.types.is_signed_integer(kind) or pa.types.is_date32(kind)
+    integral = pa.types.is_boolean(kind) or pa.types.is_signed_integer(kind) or pa.types.is_date32(kind)
     floating = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
-    return whole or floating or text or pa.types.is_large_binary(kind) or kind in _TIMES
-
-
-_TIMES = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+    return integral or floating or text or pa.types.is_large_binary(kind) or kind in _TIMES
 
 
 def xxhash64(values: Iterable[pa.Array | int], rows: int) -> Hashes:
@@ -93,19 +91,19 @@ def _word(seeds: Hashes, numbers: np.ndarray[Any, Any], width: int) -> Hashes:
 
 def _texts(array: pa.Array, offset: type[np.signedinteger[Any]], seeds: Hashes) -> Hashes:
     """The hash of texts and bytes."""
-    _, places, data = array.buffers()
-    if not len(array) or places is None:
+    _, offsets, data = array.buffers()
+    if not len(array) or offsets is None:
         return seeds.copy()
-    edges = np.frombuffer(places, offset)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    edges = np.frombuffer(offsets, offset)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     starts, lengths = edges[:-1] - edges[0], np.diff(edges)
     hashes = seeds + (_P5 + lengths.astype(np.uint64))
     text = np.frombuffer(data, np.uint8, edges[-1] - edges[0], edges[0]) if edges[-1] > edges[0] else np.zeros(0, "u1")
     padded = np.concatenate([text, np.zeros(8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))  # those that begin at each byte
     lengths = np.where(lengths < _LONG, lengths, 0)
-    for place in range(0, _LONG, 8):
-        rows = np.flatnonzero(lengths >= place + 8)
-        hashes[rows] = _eight(hashes[rows], words[starts[rows] + place])
+    for word in range(0, _LONG, 8):
+        rows = np.flatnonzero(lengths >= word + 8)
+        hashes[rows] = _eight(hashes[rows], words[starts[rows] + word])
     rest = lengths // 8 * 8
     rows = np.flatnonzero(lengths - rest >= 4)
     hashes[rows] = _four(hashes[rows], words[starts[rows] + rest[rows]] & np.uint64(0xFFFFFFFF))
@@ -118,8 +116,8 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]], seeds: Hashes) 
     hashes = _ended(hashes)
     for row in np.flatnonzero(np.diff(edges) >= _LONG).tolist():
         first = starts[row]
-        whole = text[first : first + edges[row + 1] - edges[row]].tobytes()
-        hashes[row] = xxhash.xxh64_intdigest(whole, int(seeds[row]))
+        content = text[first : first + edges[row + 1] - edges[row]].tobytes()
+        hashes[row] = xxhash.xxh64_intdigest(content, int(seeds[row]))
     return hashes
 
 

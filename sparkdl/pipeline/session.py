@@ -149,7 +149,7 @@ def _layers(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -
     layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, of_file), *configured[-1:]]
     merged = _merged(layers)
     if size is not None and merged["spark.master"].startswith("local"):
-        layers.insert(0, (_OURS, _by_size(size, _names_collector(merged))))
+        layers.insert(0, (_OURS, _by_size(size, merged)))
     return [(_OURS, _java(java_options())), *layers]
 
 
@@ -252,7 +252,7 @@ def _ours(spec: PipelineSpec) -> dict[str, str]:
     }
 
 
-def _by_size(size: int, names_collector: bool) -> dict[str, str]:
+def _by_size(size: int, settings_elsewhere: Mapping[str, str]) -> dict[str, str]:
     """Settings of a session on one machine that small and large work want different.
 
     Java compiles what runs often twice: soon, then well. A few million rows pay for the second, and a few hundred
@@ -260,20 +260,15 @@ def _by_size(size: int, names_collector: bool) -> dict[str, str]:
 
     Args:
         size: bytes of the source.
-        names_collector: whether the user chose Java's garbage collector, of which it takes one.
+        settings_elsewhere: all others; one that names a garbage collector has it, since Java does not start with two.
     """
     settings = {"spark.sql.shuffle.partitions": str(min(200, max(4, -(-size // _BYTES_PER_TASK))))}
     if size < SMALL:
-        collector = "" if names_collector else "-XX:+UseSerialGC"
-        settings |= _java("-XX:TieredStopAtLevel=1", collector, java_options())
+        driver = [name for name in settings_elsewhere if name.startswith("spark.driver.") and "JavaOptions" in name]
+        options = [settings_elsewhere[name] for name in driver] + [os.environ.get(name, "") for name in _JAVA_VARIABLES]
+        has_collector = any(re.search(r"-XX:[+-]Use\w*GC\b", option) for option in options)
+        settings |= _java("-XX:TieredStopAtLevel=1", "" if has_collector else "-XX:+UseSerialGC", java_options())
     return settings
-
-
-def _names_collector(settings: Mapping[str, str]) -> bool:
-    """Whether options that Java takes beside ours name a garbage collector: it does not start with two."""
-    options = [value for name, value in settings.items() if name.startswith("spark.driver.") and "JavaOptions" in name]
-    options += [os.environ.get(name, "") for name in _JAVA_VARIABLES]
-    return any(re.search(r"-XX:[+-]Use\w*GC\b", option) for option in options)
 
 
 def _java(*options: str) -> dict[str, str]:

@@ -265,13 +265,13 @@ class HashParts:
 
     Attributes:
         columns: that are hashed.
-        whole: whether they are all that a row holds, see ``content_hash``, or a key or group.
+        all_columns: whether they are all that a row holds, see ``content_hash``, or a key or group.
         seed: of the split.
         slots: of each part, the first and the last.
     """
 
     columns: tuple[str, ...]
-    whole: bool
+    all_columns: bool
     seed: int
     slots: Mapping[Part, tuple[int, int]]
 
@@ -294,7 +294,7 @@ class HashParts:
 
     def _slots(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
         units = [batch.column(name) for name in self.columns]
-        if self.whole:
+        if self.all_columns:
             content = xxhash64([value for unit in units for value in (unit.is_null(), unit)], batch.num_rows)
             units = [from_numpy(content.view(np.int64))]
         return xxhash64([self.seed, *units], batch.num_rows).view(np.int64) % _SLOTS
@@ -319,4 +319,4 @@ def hash_parts(spec: PipelineSpec, parts: Sequence[Part], schema: pa.Schema) -> 
     if any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds):
         return None
     slots = {part: _slots_of(split, part) for part in parts}
-    return HashParts(columns=tuple(columns), whole=not unit, seed=split.seed, slots=slots)
+    return HashParts(columns=tuple(columns), all_columns=not unit, seed=split.seed, slots=slots)

@@ -39,6 +39,8 @@ BLOCK_NUMBERS = 20_000_000
 _BATCH_ROWS = 10_000
 LEAST_BYTES = 1 << 20
 """Of a file, on average, from which on workers hash whole rows: 125 files of 24 rows took 4 s more of a run's 30."""
+_OTHER_TEXTS = ("__COLLATIONS", "__CHAR_VARCHAR_TYPE_STRING")
+"""Marks of columns whose texts Spark hashes by their collation, or fills up with spaces, and not as they lie there."""
 _HASHED_BATCH_ROWS = 2_000
 """Where whole rows are read to be hashed, long texts among them that nobody else asks for."""
 
@@ -95,7 +97,7 @@ class FileRows:
         return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
 
     def _reading(self, columns: Sequence[str], slots: int) -> ScanTask:
-        batch_rows = _HASHED_BATCH_ROWS if self.parts is not None and self.parts.whole else _BATCH_ROWS
+        batch_rows = _HASHED_BATCH_ROWS if self.parts is not None and self.parts.all_columns else _BATCH_ROWS
         return self.scan.task(self._read(columns), slots=slots, batch_rows=batch_rows)
 
     def _chosen(self, columns: Sequence[str], name: str | None = None) -> list[Task]:
@@ -116,7 +118,7 @@ class FileRows:
 def part_files(
     spec: PipelineSpec, table: Table, part: Part, windows: Sequence[str], spark: SparkSession
 ) -> FileRows | None:
-    """The labelled rows of a part, as workers read them from files; None where Spark alone can tell which.
+    """The labelled rows of a part, as workers read them from files; None where Spark alone can, or does so sooner.
 
     Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
 
@@ -132,7 +134,7 @@ def part_files(
     scan = _scanned(table, [(WINDOW, "in", windows), *((name, "is not", None) for name in spec.label)])
     if scan is None or isinstance(spec.split, TimeSplit):
         return None if scan is None else FileRows(spark, scan)
-    parts = hash_parts(spec, [part], scan.schema) if _is_worth_it(spec, scan) else None
+    parts = _hash_parts(spec, [part], scan)
     return None if parts is None else FileRows(spark, scan, parts)
 
 
@@ -159,7 +161,7 @@ def part_frame(
     scan = parts = None
     if hashes_rows(spec) and len(set(map(tuple, windows.values()))) == 1:
         scan = _scanned(table, [(WINDOW, "in", next(iter(windows.values())))])
-        parts = hash_parts(spec, list(windows), scan.schema) if scan is not None and _is_worth_it(spec, scan) else None
+        parts = None if scan is None else _hash_parts(spec, list(windows), scan)
     if scan is None or parts is None:
         [(part, of_part), *others] = windows.items()
         return rows_of_parts(clean, spec, windows) if others else rows_of(clean, spec, part, of_part)
@@ -168,9 +170,13 @@ def part_frame(
     return FileRows(clean.sparkSession, scan, parts).frame(schema, name)
 
 
-def _is_worth_it(spec: PipelineSpec, scan: TableScan) -> bool:
-    """Whether files are large enough to be read once a pass: of small ones Spark keeps the rows in memory."""
-    return not hashes_rows(spec) or sum(file.bytes for file in scan.files) >= LEAST_BYTES * len(scan.files)
+def _hash_parts(spec: PipelineSpec, parts: Sequence[Part], scan: TableScan) -> HashParts | None:
+    """How workers find the rows of parts; None where Spark alone can, or keeps the rows of small files in memory."""
+    if hashes_rows(spec) and sum(file.bytes for file in scan.files) < LEAST_BYTES * len(scan.files):
+        return None
+    if any(mark in scan.schema_json for mark in _OTHER_TEXTS):
+        return None
+    return hash_parts(spec, parts, scan.schema)
 
 
 def _scanned(table: Table, where: Where) -> TableScan | None:

@@ -174,8 +174,8 @@ def encoded_values(label: FittedLabel, values: pa.ChunkedArray) -> pa.ChunkedArr
 def as_doubles(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Numbers as Spark casts them to double; None of types that only Spark casts."""
     kind = values.type
-    known = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return values.cast(pa.float64(), safe=False) if known else None
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return values.cast(pa.float64(), safe=False) if is_number else None
 
 
 def row_weight(spec: PipelineSpec) -> Column:

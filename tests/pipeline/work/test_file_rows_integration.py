@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import functions as F
@@ -112,6 +113,17 @@ def test_spark_hashes_what_workers_do_not_know(spark, tmp_path, column, monkeypa
     assert counted(part_frame(spec, table, clean, {"train": ["all"]})) == counted(
         rows_of(clean, spec, "train", ["all"])
     )
+
+
+def test_spark_hashes_texts_that_it_compares_by_their_collation(spark, tmp_path, monkeypatch):
+    table, spec = Table(str(tmp_path / "clean")), loads(TEXT, GROUP).spec
+    table.write(spark.range(50).selectExpr("id AS x", "id % 2 = 0 AS y", "'a' AS text", f"'all' AS {WINDOW}"))
+    assert part_files(spec, table, "train", ["all"], spark) is not None
+    scan = table.scan([])
+    marked = replace(scan, schema_json=scan.schema_json.replace('"metadata": {}', '"metadata": {"__COLLATIONS": {}}'))
+    assert marked != scan
+    monkeypatch.setattr(Table, "scan", lambda *given: marked)
+    assert part_files(spec, table, "train", ["all"], spark) is None
 
 
 def test_spark_keeps_the_rows_of_small_files(spark, table, monkeypatch):
