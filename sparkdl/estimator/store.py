@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -224,11 +223,7 @@ class Store:
         def sync(local_folder: str) -> None:
             for file in sorted(Path(local_folder).rglob("*")):
                 if file.is_file():
-                    with (
-                        file.open("rb") as source,
-                        run.child(file.relative_to(local_folder).as_posix()).open_output() as to,
-                    ):
-                        shutil.copyfileobj(source, to)
+                    run.child(file.relative_to(local_folder).as_posix()).write_copy(file)
 
         return sync
 

@@ -317,6 +317,5 @@ def publish_folder(work: Path, target: Storage, text: bytes) -> None:
                 raise
         return
     for path in sorted(work.iterdir()):
-        with path.open("rb") as source, target.child(path.name).open_output() as sink:
-            shutil.copyfileobj(source, sink, 4 << 20)
+        target.child(path.name).write_copy(path)
     target.child(DOCUMENT).write_if_absent(text)

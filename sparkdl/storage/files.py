@@ -142,6 +142,11 @@ class Storage(ABC):
         exception aborts the file.
         """
 
+    def write_copy(self, path: Path) -> None:
+        """Write what a file of this machine holds, through ``open_output``."""
+        with storage_errors(self.uri, "write"), path.open("rb") as source, self.open_output() as sink:
+            shutil.copyfileobj(source, sink, 4 << 20)
+
     @abstractmethod
     def write_atomic(self, data: bytes) -> None:
         """Write the whole file, so that a reader sees the old bytes or the new ones, never a mixture."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import resource
 import threading
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_a_failed_output_leaves_no_file(tmp_path):
         stream.write(b"half")
         raise RuntimeError
     assert not file.exists()
+
+
+def test_a_copy_that_no_longer_fits_is_a_storage_error_and_leaves_no_file(tmp_path):
+    (tmp_path / "large").write_bytes(b"x" * 100_000)
+    copy = Storage.of(tmp_path / "folder/copy")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*/folder/copy"):
+            copy.write_copy(tmp_path / "large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not copy.exists()
+    copy.write_copy(tmp_path / "large")
+    assert copy.size() == 100_000
 
 
 def test_a_full_device_is_said_to_be_full():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -188,8 +187,7 @@ def write_tensors(file: Storage, tensors: dict[str, torch.Tensor]) -> dict[str, 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / TENSORS
             fact = _saved(tensors, path)
-            with path.open("rb") as source, file.open_output() as sink:
-                shutil.copyfileobj(source, sink, 4 << 20)
+            file.write_copy(path)
             return fact
 
 
