@@ -406,6 +406,11 @@ class LaunchConfig:
                 ) from cause
         wrong = [name for name, value in self.env.items() if not isinstance(name, str) or not isinstance(value, str)]
         require(not wrong, f"env has values that are not strings for {wrong}: environment variables are text")
+        wrong = [name for name, value in self.env.items() if not name or "=" in name or "\0" in name + value]
+        require(
+            not wrong,
+            f"env has {wrong}, which no environment can hold: names are not empty, have no '=', and nothing has a NUL",
+        )
 
     @property
     def tells_streams_apart(self) -> bool:

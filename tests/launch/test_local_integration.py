@@ -187,6 +187,7 @@ def test_what_a_rank_has_started_ends_with_it(returns, clock):
         ({"num_proc": 2.0}, "num_proc=2.0 is no number of ranks"),
         ({"env": ["A=1"]}, r"env=\['A=1'\] is a list: give a dict"),
         ({"env": {"A": 1}}, "values that are not strings"),
+        ({"env": {"A=B": "x", "": "x", "C": "a\0b", "D": "="}}, r"env has \['A=B', '', 'C'\], which no environment"),
         ({"timeout": "5"}, "timeout_seconds='5' is a str: give a number"),
         ({"start_timeout": "5"}, "start_timeout_seconds='5' is a str: give a number"),
         ({"backend": "mpi"}, "backend='mpi' is not one of"),

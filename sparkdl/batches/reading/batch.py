@@ -41,6 +41,9 @@ class Batch(dict[str, torch.Tensor]):
         self.rows = len(next(iter(self.values()), ())) if rows is None else rows
         self.global_rows = self.rows if global_rows is None else global_rows
 
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise KeyError(f"a batch has no tensor {name!r}: it has {', '.join(map(repr, self)) or 'none'}")
+
     def _like(self, tensors: dict[str, torch.Tensor]) -> Batch:
         return Batch(
             tensors,
