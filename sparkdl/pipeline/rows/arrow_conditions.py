@@ -13,19 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.columns.numpy_arrow import from_numpy, from_values, to_numpy
+from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_numpy
 from sparkdl.pipeline.rows.expect import KEPT
 
 _NAME = r"(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))"
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
-_END = r"(?=\s|\)|$)"
-_TERMS = (
-    re.compile(rf"{_NAME}\s+(?P<not_null>IS\s+NOT\s+NULL){_END}", re.IGNORECASE),
-    re.compile(rf"(?P<not_nan>NOT)\s+isnan\s*\(\s*{_NAME}\s*\)", re.IGNORECASE),
-    re.compile(rf"{_NAME}\s+BETWEEN\s+(?P<low>{_NUMBER})\s+AND\s+(?P<high>{_NUMBER}){_END}", re.IGNORECASE),
-    re.compile(rf"{_NAME}\s*(?P<operator><=|>=|<>|!=|<|>|=)\s*(?P<number>{_NUMBER}){_END}", re.IGNORECASE),
+_OUTSIDE = r"(?=(?:[^`]*`[^`]*`)*[^`]*$)"
+"""An even number of backticks follows: this is in no name."""
+_BETWEEN = re.compile(
+    rf"(?P<name>{_NAME})\s+BETWEEN\s+(?P<low>{_NUMBER})\s+AND\s+(?P<high>{_NUMBER}){_OUTSIDE}", re.IGNORECASE
 )
-_AND = re.compile(r"\s+AND\s+", re.IGNORECASE)
+_AND = re.compile(rf"\s+AND\s+{_OUTSIDE}", re.IGNORECASE)
+_NOT_NULL = re.compile(rf"{_NAME}\s+IS\s+NOT\s+NULL", re.IGNORECASE)
+_NOT_NAN = re.compile(rf"NOT\s+isnan\s*\(\s*{_NAME}\s*\)", re.IGNORECASE)
+_COMPARED = re.compile(rf"{_NAME}\s*(?P<operator><=|>=|<>|!=|<|>|=)\s*(?P<number>{_NUMBER})")
 _FINITE = re.compile(
     r"(?P<name>`(?:[^`]|``)+`) IS NULL OR NOT \(isnan\((?P=name)\) OR abs\((?P=name)\) = double\('inf'\)\)"
 )
@@ -52,9 +53,9 @@ class _Term:
         if self.test == "not null":
             return values.is_valid()
         if self.test == "not nan":
-            return pc.invert(pc.fill_null(pc.is_nan(values), _scalar(False)))  # of NULL, isnan is false
+            return pc.invert(filled(pc.is_nan(values), False))  # of NULL, isnan is false
         if self.test == "finite":
-            return pc.or_(values.is_null(), pc.fill_null(pc.is_finite(values), _scalar(False)))
+            return pc.or_(values.is_null(), filled(pc.is_finite(values), False))
         met = _COMPARE[self.test](values, _scalar(self.number))
         if pa.types.is_floating(values.type) and self.test in (">", ">="):
             met = pc.or_(met, pc.is_nan(values))
@@ -71,7 +72,7 @@ class ArrowCondition:
         """Whether the condition is not true, by row; NULL is not."""
         met = pa.repeat(_scalar(True), rows.num_rows)
         for term in self.terms:
-            met = pc.and_(met, pc.fill_null(term.met(rows.column(term.column)), _scalar(False)))
+            met = pc.and_(met, filled(term.met(rows.column(term.column)), False))
         return pc.invert(met)
 
 
@@ -82,41 +83,27 @@ def arrow_condition(sql: str, schema: pa.Schema) -> ArrowCondition | None:
         name = finite["name"][1:-1].replace("``", "`")
         fits = name in schema.names and pa.types.is_float64(schema.field(name).type)
         return ArrowCondition((_Term(name, "finite"),)) if fits else None
-    terms: list[_Term] = []
-    position = 0
-    while True:
-        match = next((match for form in _TERMS if (match := form.match(text, position))), None)
-        matched = None if match is None else _terms(match, schema)
-        if match is None or matched is None:
-            return None
-        terms += matched
-        if match.end() == len(text):
-            return ArrowCondition(tuple(terms))
-        joined = _AND.match(text, match.end())
-        if joined is None:
-            return None
-        position = joined.end()
+    compared = _BETWEEN.sub(r"\g<name> >= \g<low> AND \g<name> <= \g<high>", text)
+    terms = [_term(term, schema) for term in _AND.split(compared)]
+    known_terms = tuple(term for term in terms if term is not None)
+    return ArrowCondition(known_terms) if len(known_terms) == len(terms) else None
 
 
-def _terms(match: re.Match[str], schema: pa.Schema) -> list[_Term] | None:
-    parts = match.groupdict()
-    name = parts["plain"] or parts["quoted"].replace("``", "`")
+def _term(sql: str, schema: pa.Schema) -> _Term | None:
+    match = _NOT_NULL.fullmatch(sql) or _NOT_NAN.fullmatch(sql) or _COMPARED.fullmatch(sql)
+    if match is None:
+        return None
+    name = match["plain"] or match["quoted"].replace("``", "`")
     if name not in schema.names:
         return None
     kind = schema.field(name).type
-    if parts.get("not_null"):
-        return [_Term(name, "not null")]
-    if parts.get("not_nan"):
-        return [_Term(name, "not nan")] if pa.types.is_floating(kind) else None
-    between = {">=": parts.get("low"), "<=": parts.get("high")}
-    compared = {parts.get("operator"): parts.get("number")}
-    tests = {str(test): str(number) for test, number in (between if parts.get("low") else compared).items()}
-    integers = all(re.fullmatch(r"[-+]?\d+", number) for number in tests.values())
-    if pa.types.is_signed_integer(kind) and integers:
-        return [_Term(name, test, int(number)) for test, number in tests.items()]
-    if pa.types.is_float64(kind):
-        return [_Term(name, test, float(number)) for test, number in tests.items()]
-    return None
+    if match.re is _NOT_NULL:
+        return _Term(name, "not null")
+    if match.re is _NOT_NAN:
+        return _Term(name, "not nan") if pa.types.is_floating(kind) else None
+    if pa.types.is_signed_integer(kind) and re.fullmatch(r"[-+]?\d+", match["number"]):
+        return _Term(name, match["operator"], int(match["number"]))
+    return _Term(name, match["operator"], float(match["number"])) if pa.types.is_float64(kind) else None
 
 
 @dataclass(frozen=True, kw_only=True)
