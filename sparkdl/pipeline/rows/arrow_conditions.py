@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_numpy
-from sparkdl.pipeline.rows.expect import KEPT
+from sparkdl.pipeline.rows.expect import BROKEN, KEPT, OUTCOME
+from sparkdl.pipeline.windows import MALFORMED
 
 _NAME = r"(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))"
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
@@ -129,7 +130,7 @@ class Judge:
                 outcomes = pc.if_else(broken[name], _scalar(name), outcomes)
             lines = pa.nulls(batch.num_rows, pa.string())
             columns = [*batch.columns, outcomes, _names_of(broken, self.named, batch.num_rows), lines]
-            yield pa.RecordBatch.from_arrays(columns, [f"column_{position}" for position in range(len(columns))])
+            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, OUTCOME, BROKEN, MALFORMED])
 
 
 def _names_of(broken: Mapping[str, pa.Array], named: Sequence[str], rows: int) -> pa.Array:

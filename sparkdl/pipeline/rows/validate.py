@@ -28,7 +28,6 @@ from sparkdl.tables.parquet import FileRow, WriteTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_LINE = "__sparkdl_line"
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
 
@@ -73,17 +72,14 @@ def validate_rows(
     """
     from pyspark.sql import functions as F
 
-    columns = clean_columns(rows)
-    task = _Validation(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
-    if read is None:
-        line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
-        row = row_of([*columns, OUTCOME, BROKEN, _LINE])
-        report = map_row(rows.withColumn(_LINE, line), row, task, "report binary")
+    task = _Validation(labels=frozenset(labels), clean=clean, quarantine=quarantine)
+    if read is not None:
+        reports = _collected(read(task, "report binary"))
     else:
-        report = read(task, "report binary")
-    with task_errors():
-        reported = report.collect()
-    reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in reported]
+        if MALFORMED not in rows.columns:
+            rows = rows.withColumn(MALFORMED, F.lit(None).cast("string"))
+        row = row_of([*clean_columns(rows), OUTCOME, BROKEN, MALFORMED])
+        reports = _collected(map_row(rows, row, task, "report binary"))
     valid = [FileRow(**file) for report in reports for file in report["clean"]]
     invalid = [FileRow(**file) for report in reports for file in report["quarantine"]]
     return valid, invalid, _outcomes(reports, [columns_hash(rows), columns_hash(rows, labels)])
@@ -102,21 +98,36 @@ def fingerprints(
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_type
 
-    columns, readable = clean_columns(source), source
-    task = _Fingerprint(tuple(columns))
-    for name in columns if read is None else ():
-        try:
-            to_arrow_type(source.schema[name].dataType, timezone="UTC")
-        except PySparkTypeError:  # only a transform that does without it can take it
-            readable = readable.withColumn(name, F.col(quoted(name)).cast("string"))
-    with task_errors():
-        if read is None:
-            reported = map_row(readable, row_of(columns), task, "report binary").collect()
-        else:
-            reported = read(task, "report binary").collect()
-    outcomes_by_window = _outcomes([json.loads(bytes(row["report"])) for row in reported], [columns_hash(source)] * 2)
+    columns = clean_columns(source)
+    if read is not None:
+        reports = _collected(read(_fingerprint, "report binary"))
+    else:
+        readable = source
+        for name in columns:
+            try:
+                to_arrow_type(source.schema[name].dataType, timezone="UTC")
+            except PySparkTypeError:  # only a transform that does without it can take it
+                readable = readable.withColumn(name, F.col(quoted(name)).cast("string"))
+        reports = _collected(map_row(readable, row_of(columns), _fingerprint, "report binary"))
+    outcomes_by_window = _outcomes(reports, [columns_hash(source)] * 2)
     hashes = {name: outcomes.everything for name, outcomes in outcomes_by_window.items()}
     return hashes, {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
+
+
+def _collected(report: DataFrame) -> list[dict[str, Any]]:
+    """The reports of all tasks."""
+    with task_errors():
+        return [json.loads(zlib.decompress(bytes(row["report"]))) for row in report.collect()]
+
+
+def _report(sums: Sums, broken: Broken, **files: list[dict[str, Any]]) -> pa.RecordBatch:
+    """What one task tells the driver: one row."""
+    facts = {
+        "sums": [[*key, rows, *hashes] for key, (rows, hashes) in sums.items()],
+        "broken": [[*key, rows] for key, rows in broken.items()],
+        **files,
+    }
+    return pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(facts).encode(), level=1))], ["report"])
 
 
 def _outcomes(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
@@ -155,11 +166,11 @@ def _text(columns: str, rows: int, folded: Hash) -> str:
     return f"{columns}.{rows}.{folded[0]}.{folded[1]}"
 
 
-def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch, labels: Collection[str]) -> None:
-    """Add the rows of a batch by window and outcome; all columns of ``rows`` are hashed."""
-    named, reasons = windows.dictionary_encode(), outcomes.dictionary_encode()
-    codes = to_numpy(named.indices).astype(np.int64) * len(reasons.dictionary) + to_numpy(reasons.indices)
-    by_column = column_hashes(dict(zip(rows.schema.names, rows.columns, strict=True)))
+def _add(sums: Sums, rows: pa.RecordBatch, outcomes: pa.Array, labels: Collection[str]) -> None:
+    """Add the rows of a batch by window, the first of its columns, and outcome; all other columns are hashed."""
+    windows, reasons = rows.column(0).dictionary_encode(), outcomes.dictionary_encode()
+    codes = to_numpy(windows.indices).astype(np.int64) * len(reasons.dictionary) + to_numpy(reasons.indices)
+    by_column = column_hashes(dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True)))
     inputs, label_hashes = np.zeros((2, rows.num_rows), np.uint64)
     for name, hashes in by_column.items():
         into = label_hashes if name in labels else inputs
@@ -168,37 +179,29 @@ def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch
     groups = np.unique(codes)
     for code in groups.tolist():
         window, outcome = divmod(code, len(reasons.dictionary))
-        key = named.dictionary[window].as_py(), reasons.dictionary[outcome].as_py()
+        key = windows.dictionary[window].as_py(), reasons.dictionary[outcome].as_py()
         chosen = slice(None) if len(groups) == 1 else codes == code
         folded = [(int(np.bitwise_xor.reduce(hashes[chosen])), int(np.add.reduce(hashes[chosen]))) for hashes in hashed]
         count, earlier = sums.get(key, (0, _NOTHING))
         sums[key] = count + len(hashed[0][chosen]), _together(earlier, folded)
 
 
-def _of_sums(sums: Sums) -> list[Any]:
-    return [[*key, rows, *folded] for key, (rows, folded) in sums.items()]
-
-
-@dataclass(frozen=True)
-class _Fingerprint:
+def _fingerprint(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Sums up the rows of a task as they are read; the window is the first of the columns."""
-
-    columns: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sums: Sums = {}
-        for batch in batches:
-            rows = pa.RecordBatch.from_arrays(batch.columns[1:], list(self.columns[1:]))
-            _add(sums, batch.column(0), pa.repeat(_KEPT, len(rows)), rows, ())
-        report = {"sums": _of_sums(sums), "broken": []}
-        yield pa.RecordBatch.from_arrays([one_value(json.dumps(report).encode())], ["report"])
+    sums: Sums = {}
+    for rows in batches:
+        _add(sums, rows, pa.repeat(_KEPT, len(rows)), ())
+    yield _report(sums, Counter())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Validation:
-    """The function that every task of the pass runs; the window is the first of the columns of valid rows."""
+    """The function that every task of the pass runs.
 
-    columns: tuple[str, ...]
+    It takes the columns of valid rows, the window first, then outcome, what was broken, and the line if it is not
+    whole.
+    """
+
     labels: frozenset[str]
     clean: WriteTask
     quarantine: WriteTask
@@ -208,45 +211,24 @@ class _Validation:
         broken: Broken = Counter()
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
             for batch in batches:
-                validated = _ValidatedBatch(batch, self.columns)
-                validated.count(sums, broken, self.labels)
-                clean.write(validated.valid())
-                quarantine.write(validated.invalid())
-            report = {
+                *columns, outcomes, broken_names, lines = batch.columns
+                rows = pa.RecordBatch.from_arrays(columns, batch.schema.names[: len(columns)])
+                windows, kept = rows.column(0), pc.equal(outcomes, _KEPT)
+                _add(sums, rows, outcomes, self.labels)
+                row_of_name = pc.list_parent_indices(broken_names)
+                keys = windows.take(row_of_name), broken_names.flatten(), kept.take(row_of_name)
+                broken.update(zip(*(key.to_pylist() for key in keys), strict=True))
+                clean.write(rows if kept.true_count == len(kept) else rows.filter(kept))
+                invalid = pc.invert(pc.or_(kept, pc.equal(outcomes, _DUPLICATE)))
+                texts = from_values(_as_json(rows.filter(invalid)), pa.string())
+                texts = pc.coalesce(lines.filter(invalid), texts)
+                refused = [windows.filter(invalid), outcomes.filter(invalid), texts]
+                quarantine.write(pa.RecordBatch.from_arrays(refused, list(QUARANTINE)))
+            files = {
                 "clean": [asdict(file) for file in clean.finish()],
                 "quarantine": [asdict(file) for file in quarantine.finish()],
-                "sums": _of_sums(sums),
-                "broken": [[*key, rows] for key, rows in broken.items()],
             }
-        yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
-
-
-class _ValidatedBatch:
-    """A batch: columns of valid rows, the window first; then outcome, what was broken, the line if it is not whole."""
-
-    def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
-        self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
-        self.outcomes, self.broken, self.lines = batch.columns[len(columns) :]
-        self.windows = batch.column(0)
-        self.kept = pc.equal(self.outcomes, _KEPT)
-
-    def valid(self) -> pa.RecordBatch:
-        return self.rows if self.kept.true_count == len(self.kept) else self.rows.filter(self.kept)
-
-    def invalid(self) -> pa.RecordBatch:
-        chosen = pc.invert(pc.or_(self.kept, pc.equal(self.outcomes, _DUPLICATE)))
-        windows, outcomes, lines = (column.filter(chosen) for column in (self.windows, self.outcomes, self.lines))
-        texts = from_values(_as_json(self.rows.filter(chosen)), pa.string())
-        return pa.RecordBatch.from_arrays([windows, outcomes, pc.coalesce(lines, texts)], list(QUARANTINE))
-
-    def count(self, sums: Sums, broken: Broken, labels: Collection[str]) -> None:
-        """Add the rows of the batch."""
-        rows = pa.RecordBatch.from_arrays(self.rows.columns[1:], self.rows.schema.names[1:])
-        _add(sums, self.windows, self.outcomes, rows, labels)
-        row_of_name = pc.list_parent_indices(self.broken)
-        windows, kept_flags = self.windows.take(row_of_name), self.kept.take(row_of_name)
-        names = self.broken.flatten()
-        broken.update(zip(windows.to_pylist(), names.to_pylist(), kept_flags.to_pylist(), strict=True))
+        yield _report(sums, broken, **files)
 
 
 _JSON = msgspec.json.Encoder(decimal_format="number")
