@@ -12,7 +12,7 @@ from sparkdl.errors import SchemaError, first_line
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.function import frame_of
-from sparkdl.pipeline.sources.window_column import window_column
+from sparkdl.pipeline.sources.read import with_windows
 from sparkdl.pipeline.windows import WINDOW
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def transformed(spark: SparkSession, file: PipelineFile, rows: DataFrame) -> Dat
         raise SchemaError(
             f"the transform drops {when!r}, which says which window a row belongs to, and {WINDOW}: keep one of them"
         )
-    source = source_of(file.spec.source)
-    return frame.withColumn(WINDOW, window_column(frame, source.section, source.partition_is_text))
+    return with_windows(frame, source_of(file.spec.source))
 
 
 def select_from_source(spark: SparkSession, sql: str, rows: DataFrame) -> DataFrame:
