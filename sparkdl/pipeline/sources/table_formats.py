@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 
 from sparkdl.errors import ConfigError, StorageError
 from sparkdl.storage import Storage
@@ -54,7 +53,9 @@ def check_no_table_at(folder: Storage) -> None:
     Raises:
         TableFilesError: names the table, and the kind of source that reads it.
     """
-    folders = list(_with_those_above(folder))
+    folders = [folder]
+    for _ in folder.uri.rpartition("://")[2].strip("/").split("/")[1:]:
+        folders.append(folders[-1].parent())
     with ThreadPoolExecutor(8, thread_name_prefix="sparkdl-tables") as pool:
         for above, names in zip(folders, pool.map(_telling_names, folders), strict=True):
             check_names_in(above, names)
@@ -78,10 +79,3 @@ def _telling_names(folder: Storage) -> list[str]:
     with suppress(StorageError):  # no right to see it
         return [name for name in (*_MARKS, "metadata") if folder.child(name).exists()]
     return []
-
-
-def _with_those_above(folder: Storage) -> Iterator[Storage]:
-    scheme, separator, path = folder.uri.rpartition("://")
-    parts = path.strip("/").split("/")
-    for length in range(len(parts), 0, -1):
-        yield replace(folder, uri=f"{scheme}{separator}{'/' if path.startswith('/') else ''}{'/'.join(parts[:length])}")
