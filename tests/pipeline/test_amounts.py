@@ -77,16 +77,18 @@ def test_rows_of_a_step_are_those_of_its_windows_kept_before_or_at_most_those_of
     known = {name: books(name, 100) for name in DAYS}
     parts = Parts(train=DAYS[:2], validate=DAYS[2:3], score=DAYS[3:])
     sizes = {name: Size(bytes=10, rows=110) for name in DAYS}
-    found = amounts_of(spec(), sizes, DAYS[3:], known, parts)
+    table = spec(kind="delta", place="table")  # whose log tells rows
+    found = amounts_of(table, sizes, DAYS[3:], known, parts)
     assert found["ingest"] == Amount(rows=110, bytes=10)
     assert found["features"] == found["train"] == Amount(rows=200)
     assert (found["shards"].rows, found["evaluate"].rows) == (300, 100)
     assert found["score"] == Amount(rows=110, told="at most")
-    assert amounts_of(spec("score.window=all"), sizes, DAYS[3:], known, parts)["score"].rows == 410
-    assert amounts_of(spec(), {}, None, known, parts)["train"] == Amount(rows=200, told="as last ingested")
-    shares = spec(
-        "source={kind: parquet, path: rows, key: id}", "split={by: hash, train: 0.6, validate: 0.1, score: 0}"
+    assert (
+        amounts_of(spec("score.window=all", kind="delta", place="table"), sizes, DAYS[3:], known, parts)["score"].rows
+        == 410
     )
+    assert amounts_of(spec(), {}, None, known, parts)["train"] == Amount(rows=200, told="as last ingested")
+    shares = spec("source={kind: delta, table: rows, key: id}", "split={by: hash, train: 0.6, validate: 0.1, score: 0}")
     every = Parts(train=("all",), validate=("all",), score=("all",))
     found = amounts_of(shares, {"all": Size(bytes=10, rows=1000)}, ["all"], {}, every)
     assert found["train"] == Amount(rows=600, told="at most")

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from sparkdl.pipeline.sources.parquet_times import (
 )
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec.source import ParquetSource
-from sparkdl.pipeline.windows import WHOLE, WINDOW
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, WINDOW
 from sparkdl.storage import Storage
 from sparkdl.tables.record import TableFile
 
@@ -92,16 +91,15 @@ class ParquetFiles(Files):
 
     def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
         """The rows of each window, as the footers tell them."""
-        if self.section.options or self.section.partition is None or len(snapshot.files) > _MOST_FILES:
+        exact = not self.section.options and self.section.partition is not None
+        footers = _few_footers(snapshot.files) if exact else None
+        if footers is None:
             return None
-        counts = {name: self.count(size) for name, size in snapshot.sizes.items()}
-        return None if None in counts.values() else {name: rows for name, rows in counts.items() if rows}
+        return {name: sum(footers[file].rows for file in size.files) for name, size in snapshot.sizes.items()}
 
     def count(self, size: Size) -> int | None:
-        """The rows that the footers of not too many files say."""
-        if size.rows is not None or len(size.files) > _MOST_FILES:
-            return size.rows
-        footers = _readable_footers(size.files)
+        """The rows that the footers say."""
+        footers = _few_footers(size.files)
         return None if footers is None else sum(footer.rows for footer in footers.values())
 
     def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
@@ -110,16 +108,15 @@ class ParquetFiles(Files):
         They are of this machine, with the same columns of ``_SPARKS_NAMES`` or decimals, and no options for Spark's
         reader. The partition column, if there is one, holds dates, and no other folder is named as one.
         """
-        section, by, files = self.section, self.section.partition, list(snapshot.files)
+        section, by = self.section, self.section.partition
         if section.options or section.time is not None or (by is not None and section.every != "day"):
             return None
-        if not files or len(files) > _MOST_FILES:
-            return None
-        root = Storage.of(files[0]).parent()
-        footers = None if root.local_path() is None else _readable_footers(snapshot.files)
+        first = next(iter(snapshot.files))
+        root = Storage.of(first).parent()
+        footers = None if root.local_path() is None else _few_footers(snapshot.files)
         if footers is None or not all(footer.alike for footer in footers.values()):
             return None
-        schema = footers[files[0]].schema
+        schema = footers[first].schema
         if by in schema.names or any(footer.schema != schema for footer in footers.values()):
             return None
         if by is not None:
@@ -129,10 +126,9 @@ class ParquetFiles(Files):
             return None
         table_files = []
         for address, footer in footers.items():
-            uri = Storage.of(address).uri
-            path = uri.removeprefix(f"{root.uri.rstrip('/')}/")
+            path = Storage.of(address).uri.removeprefix(f"{root.uri.rstrip('/')}/")
             partition = self._partition(path.rpartition("/")[0])
-            if partition is None or path == uri:
+            if partition is None:
                 return None
             table_files.append(TableFile(path, snapshot.files[address][0], partition, footer.rows))
         row_bytes = max(footer.row_bytes for footer in footers.values())
@@ -142,14 +138,10 @@ class ParquetFiles(Files):
         """The partition's value and the window of the files in a folder below the root; None where Spark decides."""
         if self.section.partition is None:
             return None if folder else {WINDOW: WHOLE}
-        name, _, text = folder.partition("=")
-        try:
-            date.fromisoformat(text)
-        except ValueError:
+        name, _, day = folder.partition("=")
+        if name != self.section.partition or day == NO_TIME or day != window_of(day, self.section):
             return None
-        if name != self.section.partition or len(text) != len("2026-03-01") or text[4] != "-":
-            return None
-        return {name: text, WINDOW: window_of(text, self.section)}
+        return {name: day, WINDOW: day}
 
 
 @dataclass(frozen=True)
@@ -191,8 +183,10 @@ def _footers(files: Mapping[str, FileStamp]) -> dict[str, _Footer]:
         return dict(zip(files, pool.map(_footer, files, files.values()), strict=True))
 
 
-def _readable_footers(files: Mapping[str, FileStamp]) -> dict[str, _Footer] | None:
-    """The footers of files; None where one cannot be read: whoever reads the file says what is wrong."""
+def _few_footers(files: Mapping[str, FileStamp]) -> dict[str, _Footer] | None:
+    """The footers of not too many files; None where one cannot be read: whoever reads the file says what is wrong."""
+    if len(files) > _MOST_FILES:
+        return None
     try:
         return _footers(files)
     except (pa.ArrowException, OSError, ValueError):
