@@ -102,13 +102,17 @@ class _TextFiles(Files):
     reader_options: ClassVar[Mapping[str, Any]] = {}
 
     def _read(self, spark: SparkSession, reader: DataFrameReader, snapshot: SourceSnapshot) -> DataFrame:
-        from pyspark.sql.types import StringType, StructField
+        from pyspark.sql.types import StringType, StructField, StructType
 
         files = list(snapshot.files)
         options = {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE", **self.reader_options}
         reader = reader.format(self.kind).options(**{**options, **self.section.options})
         if self.section.schema is not None:
-            schema = _declared(self.section.schema)
+            schema = StructType.fromDDL(self.section.schema)
+            if not isinstance(schema, StructType):
+                raise SchemaError(
+                    f"source.schema={self.section.schema} is one type: write columns, as in 'id BIGINT, at TIMESTAMP'"
+                )
         else:
             reader, schema = self._inferred(reader, files)
         if MALFORMED not in schema.names:
@@ -158,7 +162,8 @@ class CsvFiles(_TextFiles):
 
     def _looked_at(self, files: Sequence[str]) -> Columns:
         options = {name.lower(): value for name, value in self.section.options.items()}
-        sep, quote = separator(options), str(options.get("quote", '"'))
+        sep, quote = str(options.get("sep", options.get("delimiter", ","))), str(options.get("quote", '"'))
+        sep = "\t" if sep == "\\t" else sep  # as Spark's reader takes it
         if len(sep) != 1 or len(quote) != 1:
             return Columns(types={}, why_not=f"only Spark reads its options {sorted(self.section.options)}")
         data, _ = first_lines(files[0])
@@ -312,12 +317,6 @@ def unpacked(stream: Any, file: str) -> Any:
     return stream if packed is None else pa.input_stream(stream, compression=packed)
 
 
-def separator(options: Mapping[str, Any]) -> str:
-    """What parts the cells of a line, as Spark's reader takes its options."""
-    text = str(options.get("sep", options.get("delimiter", ",")))
-    return {"\\t": "\t"}.get(text, text)
-
-
 def header_names(cells: Sequence[str]) -> list[str]:
     """The names that Spark makes of a first line: what is empty or stands there twice gets its number.
 
@@ -347,15 +346,6 @@ def _plain_texts(names: Sequence[str], rows: list[list[str]], nothing: set[str])
         cells = (row[position] for row in rows if position < len(row))
         types[name] = pa.string() if any(c not in nothing and not value.fullmatch(c) for c in cells) else None
     return types
-
-
-def _declared(columns: str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    declared = StructType.fromDDL(columns)
-    if not isinstance(declared, StructType):
-        raise SchemaError(f"source.schema={columns} is one type: write columns, as in 'id BIGINT, at TIMESTAMP'")
-    return declared
 
 
 def columns_of_ddl(ddl: str) -> dict[str, pa.DataType | None]:
