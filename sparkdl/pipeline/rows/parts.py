@@ -9,7 +9,6 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -89,14 +88,14 @@ def with_slots(clean: DataFrame, spec: PipelineSpec) -> DataFrame:
     split = spec.split
     if not isinstance(split, HashSplit):
         return clean
-    units = [unit_of(clean, spec)] if split.copies == "spread" else _units(clean, spec, without=_unhashed(spec))
+    # were labels hashed, copies of a row with label 1 could all train, and those with label 0 all judge
+    units = [unit_of(clean, spec)] if split.copies == "spread" else _units(clean, spec, without=spec.label)
     return clean.withColumn(SLOT, _slot(split, units))
 
 
 def hashes_rows(spec: PipelineSpec) -> bool:
     """Whether the part of a row follows from all that it holds."""
-    split = spec.split
-    return isinstance(split, HashSplit) and (split.copies == "spread" or not (split.group or spec.source.key))
+    return isinstance(spec.split, HashSplit) and not spec.split.group  # which is the key, if nothing else
 
 
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:
@@ -157,8 +156,8 @@ def unseen_rows(
     spec: PipelineSpec,
     windows: Sequence[str],
     split: Mapping[str, Any],
-    columns: Mapping[str, str] = MappingProxyType({}),
-    labels: Collection[str] = (),
+    columns: Mapping[str, str],
+    labels: Collection[str],
 ) -> Column | None:
     """Which held-out rows another training has not seen; None where none of them can have been part of it.
 
@@ -174,7 +173,7 @@ def unseen_rows(
 
     then = msgspec.convert(split, Split) if split else spec.split
     cut_as_now = then == spec.split and not isinstance(then, TimeSplit)
-    if cut_as_now and isinstance(then, HashSplit) and (not then.group or then.copies == "spread"):
+    if cut_as_now and isinstance(then, HashSplit) and not then.group:
         # a hash of whole rows is another one once there is another column or label
         same_columns = not columns or list(columns.items()) == list(columns_of(rows).items())
         cut_as_now = same_columns and set(labels or spec.label) == set(spec.label)
@@ -188,13 +187,12 @@ def unseen_rows(
         return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
     types, labels = columns_of(rows), labels or spec.label
     hashed = then.group or [name for name in columns or types if name not in labels]
-    if then.copies == "spread":  # among all rows of a window they were numbered
-        return ~taught
-    if any(name not in types or columns.get(name, types[name]) != types[name] for name in hashed):
+    moved = any(name not in types or columns.get(name, types[name]) != types[name] for name in hashed)
+    if moved or then.copies == "spread":  # copies were numbered among all rows of a window
         return ~taught
     names = [quoted(name) for name in hashed]
     units = [F.col(name) for name in names] if then.group else [content_hash(rows.select(*names))]
-    return ~(taught & _of_part(then, "train", _slot(then, units)))
+    return ~(taught & _slot(then, units).between(*_slots_of(then, "train")))
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
@@ -212,17 +210,12 @@ def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
     return F.xxhash64(*_units(rows, spec))
 
 
-def _unhashed(spec: PipelineSpec) -> tuple[str, ...]:
-    """Labels: were they hashed, copies of a row with label 1 could all train, and those with label 0 all judge."""
-    return tuple(spec.label)
-
-
 def _units(rows: DataFrame, spec: PipelineSpec, without: Collection[str] = ()) -> list[Column]:
     """What a row is of: the values of the split's group, or else of the key, or else of all columns but some."""
     from pyspark.sql import functions as F
 
-    group = spec.split.group if isinstance(spec.split, HashSplit) else ()
-    return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows, without)]
+    group = spec.split.group if isinstance(spec.split, HashSplit) else spec.source.key
+    return [F.col(quoted(name)) for name in group] or [content_hash(rows, without)]
 
 
 def _slot(split: HashSplit, units: Sequence[Column]) -> Column:
@@ -230,11 +223,6 @@ def _slot(split: HashSplit, units: Sequence[Column]) -> Column:
     from pyspark.sql import functions as F
 
     return F.pmod(F.xxhash64(F.lit(split.seed), *units), F.lit(_SLOTS))
-
-
-def _of_part(split: HashSplit, part: Part, slot: Column) -> Column:
-    """Whether a row of this slot is of a part."""
-    return slot.between(*_slots_of(split, part))
 
 
 def _slots_of(split: HashSplit, part: Part) -> tuple[int, int]:
@@ -249,7 +237,7 @@ def _condition(rows: DataFrame, split: Split | None, part: Part) -> Column | Non
     from pyspark.sql import functions as F
 
     if isinstance(split, HashSplit):
-        return _of_part(split, part, F.col(SLOT))
+        return F.col(SLOT).between(*_slots_of(split, part))
     if isinstance(split, ColumnSplit):
         if split.column not in rows.columns:
             raise SchemaError(f"split.column names {split.column!r}, the rows have {rows.columns}: name one of these")
@@ -311,12 +299,11 @@ def hash_parts(spec: PipelineSpec, parts: Sequence[Part], schema: pa.Schema) -> 
     split = spec.split
     if not isinstance(split, HashSplit) or split.copies == "spread":  # copies are numbered among all rows of a window
         return None
-    unit = split.group or spec.source.key
-    columns = unit or [name for name in schema.names if name not in OWN and name not in _unhashed(spec)]
+    columns = split.group or [name for name in schema.names if name not in OWN and name not in spec.label]
     kinds = [schema.field(name).type for name in columns if name in schema.names]
     if len(kinds) < len(columns) or not all(map(hashes_as_spark, kinds)):
         return None
     if any(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) for kind in kinds):
         return None
     slots = {part: _slots_of(split, part) for part in parts}
-    return HashParts(columns=tuple(columns), all_columns=not unit, seed=split.seed, slots=slots)
+    return HashParts(columns=tuple(columns), all_columns=not split.group, seed=split.seed, slots=slots)

@@ -51,7 +51,7 @@ BY_COLUMN = "split={by: column, column: fold, train: [a], validate: [b]}"
 
 def untaught_ids(frame, spec, windows, split):
     rows = rows_of(frame, spec, "validate", ["one", "two"])
-    condition = unseen_rows(rows, spec, windows, split)
+    condition = unseen_rows(rows, spec, windows, split, {}, ())
     return None if condition is None else {row.id for row in rows.where(condition).collect()}
 
 
@@ -194,5 +194,7 @@ def test_spread_copies_are_dealt_one_by_one(spark):
         spread,
         ["all"],
         msgspec.to_builtins(loads(WITHOUT_KEY, ["split.copies=spread", "split.seed=1"]).spec.split),
+        {},
+        (),
     )
     assert {row[WINDOW] for row in more.where(untaught).collect()} == {"later"}  # by another seed any may have trained
