@@ -95,12 +95,11 @@ class ParquetRows:
 
     def _scan(self, columns: Sequence[str], windows: Collection[str], *, slots: int) -> ScanTask:
         files = [file for file in self.footers.files if file.partition[WINDOW] in windows]
-        layout = tuple(dict.fromkeys(name for file in files for name in file.partition))
         return ScanTask(
             root=self.footers.root,
             schema=pa.schema([self.schema.field(name) for name in columns]),
             names={name: name for name in columns},
-            layout=layout or (WINDOW,),
+            layout=tuple(self.footers.files[0].partition),
             where=(),
             batch_rows=max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, self.footers.row_bytes))),
             shares=shares_of(files, {}, slots),

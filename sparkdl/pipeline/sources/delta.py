@@ -69,8 +69,7 @@ class FolderTable(_DeltaTable):
 
     def columns(self, snapshot: SourceSnapshot) -> Columns:
         """Those of the version."""
-        schema = Table(self.section.table).schema(snapshot.version)
-        return Columns(types={field.name: field.type for field in schema})
+        return Columns(types={field.name: field.type for field in self._table.schema(snapshot.version)})
 
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """The rows of the version."""

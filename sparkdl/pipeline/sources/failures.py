@@ -80,13 +80,12 @@ def _of_file(text: str, listed: bool) -> DataError:
         return DataError(f"{file} is not there: correct source.path, or wait for data")
     if _GONE.search(text):
         return DataError(f"{file} was there when the run began and is gone: deliver what is read once, and run again")
-    columns, lengths = _HEADER.search(text), _LENGTHS.search(text)
-    if columns or lengths:
-        actual, expected = (_short(group) for group in (columns or lengths).groups())  # type: ignore[union-attr]
+    if header := _HEADER.search(text) or _LENGTHS.search(text):
+        actual, expected = map(_short, header.groups())
+        columns = f"the columns {actual}" if header.re is _HEADER else f"{actual} columns"
         return DataError(
-            f"{file} has {'the' if columns else actual} columns{f' {actual}' if columns else ''} in its first line, "
-            f"and {expected} are expected: deliver it like the others, correct source.schema, or take columns by their "
-            "place with source.options.enforceSchema=true"
+            f"{file} has {columns} in its first line, and {expected} are expected: deliver it like the others, correct "
+            "source.schema, or take columns by their place with source.options.enforceSchema=true"
         )
     causes = _CAUSE.findall(text)
     reason = _short(causes[-1][1] if causes else text)
