@@ -127,7 +127,6 @@ class Source(Protocol):
 
     Attributes:
         section: what the pipeline file says of it.
-        files_listed: whether its files were seen before Spark reads them.
         rows_may_change: whether its rows may be other ones when they are read again, as in a database; else that is
             refused.
         partition_is_text: whether a partition's value is the name of its folder, which Spark reads as a moment of the
@@ -135,7 +134,6 @@ class Source(Protocol):
     """
 
     section: SourceSection
-    files_listed: ClassVar[bool] = True
     rows_may_change: ClassVar[bool] = True
     partition_is_text: ClassVar[bool] = False
 

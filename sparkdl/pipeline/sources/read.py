@@ -52,7 +52,7 @@ def read_rows(spark: SparkSession, source: Source, snapshot: SourceSnapshot) -> 
     from pyspark.errors import PySparkException
 
     try:
-        with source_errors(listed=source.files_listed):
+        with source_errors():
             frame = source.frame(spark, snapshot)
     except PySparkException as error:
         raise SchemaError(

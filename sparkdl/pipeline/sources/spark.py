@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.pipeline.sources.base import Source, SourceSnapshot
+from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.table_formats import check_plain_files
 from sparkdl.pipeline.spec.source import SparkSource
 
@@ -21,8 +22,8 @@ class SparkReader(Source):
     """What ``spark.read`` makes of a format or a table."""
 
     section: SparkSource
-    files_listed = False
 
+    @source_errors(listed=False)
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """The rows that there are now."""
         section, reader = self.section, spark.read.options(**self.section.options)
