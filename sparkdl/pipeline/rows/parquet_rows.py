@@ -16,6 +16,7 @@ from sparkdl.compat.column_names import Task
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.arrow_conditions import Judge, arrow_condition
 from sparkdl.pipeline.rows.expect import OWN
+from sparkdl.pipeline.rows.validate import REPORT
 from sparkdl.pipeline.sources.base import ParquetFooters, Source, SourceSnapshot
 from sparkdl.pipeline.sources.read import with_windows
 from sparkdl.pipeline.spec import PipelineSpec
@@ -54,13 +55,13 @@ class ParquetRows:
         """Rows by window, as the footers tell."""
         return self.footers.rows
 
-    def read(self, task: Task, schema: str) -> DataFrame:
-        """What a task makes of all rows."""
-        return self._map([task], schema, self.rows)
+    def read(self, task: Task) -> DataFrame:
+        """The reports of a task on all rows."""
+        return self._reports([task], self.rows)
 
-    def read_judged(self, windows: Collection[str]) -> Callable[[Task, str], DataFrame]:
-        """What a task makes of the rows of some windows, each with its outcome, as ``validate_rows`` takes it."""
-        return lambda task, schema: self._map([self.judge, task], schema, windows)
+    def read_judged(self, windows: Collection[str]) -> Callable[[Task], DataFrame]:
+        """The reports of a task on the rows of some windows, each with its outcome, as ``validate_rows`` takes it."""
+        return lambda task: self._reports([self.judge, task], windows)
 
     def keys_are_unique(self, windows: Collection[str], key: Sequence[str]) -> bool:
         """Whether no two rows of a window have the same key; False also where that takes Spark to tell."""
@@ -88,9 +89,9 @@ class ParquetRows:
                     "judged: the source changed meanwhile; run again"
                 )
 
-    def _map(self, tasks: Sequence[Task], schema: str, windows: Collection[str]) -> DataFrame:
+    def _reports(self, tasks: Sequence[Task], windows: Collection[str]) -> DataFrame:
         scan = self._scan(self.schema.names, windows, slots=tasks_at_once(self.spark))
-        frame: DataFrame = scan.mapped(self.spark, tasks, schema)
+        frame: DataFrame = scan.mapped(self.spark, tasks, REPORT)
         return frame
 
     def _scan(self, columns: Sequence[str], windows: Collection[str], *, slots: int) -> ScanTask:

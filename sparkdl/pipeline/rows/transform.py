@@ -17,6 +17,7 @@ from sparkdl.pipeline.windows import WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 
 def transformed(spark: SparkSession, file: PipelineFile, rows: DataFrame) -> DataFrame:
@@ -70,18 +71,19 @@ def arrow_types(rows: DataFrame) -> dict[str, pa.DataType]:
 
     Nothing in a file reads either.
     """
+    types = {field.name: arrow_type(field.dataType) for field in rows.schema if field.name != WINDOW}
+    return {name: pa.struct([]) if kind is None else kind for name, kind in types.items()}
+
+
+def arrow_type(kind: DataType) -> pa.DataType | None:
+    """The Arrow type of one of Spark's; None of one that Arrow does not know."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_type
 
-    types = {}
-    for field in rows.schema.fields:
-        if field.name == WINDOW:
-            continue
-        try:
-            types[field.name] = to_arrow_type(field.dataType, timezone="UTC")
-        except PySparkTypeError:
-            types[field.name] = pa.struct([])
-    return types
+    try:
+        return to_arrow_type(kind, timezone="UTC")
+    except PySparkTypeError:
+        return None
 
 
 def sql_refused(error: Exception) -> str:

@@ -22,12 +22,15 @@ from sparkdl.columns.row_hash import column_hashes, mixed
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash
+from sparkdl.pipeline.rows.transform import arrow_type
 from sparkdl.pipeline.windows import MALFORMED, WINDOW
 from sparkdl.tables.parquet import FileRow, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+REPORT = "report binary"
+"""What a task tells the driver: one row."""
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
 
@@ -53,7 +56,7 @@ def validate_rows(
     labels: Collection[str],
     clean: WriteTask,
     quarantine: WriteTask,
-    read: Callable[[Task, str], DataFrame] | None = None,
+    read: Callable[[Task], DataFrame] | None = None,
 ) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
     """Write validated rows to files that nobody has committed yet, and count by window what is written.
 
@@ -62,7 +65,7 @@ def validate_rows(
         labels: columns of these.
         clean: writes the valid ones.
         quarantine: writes the invalid ones, each as JSON or as the line that could not be read.
-        read: what a task makes of the validated rows, with this schema, where ``rows`` only tells their columns.
+        read: the reports of a task on the validated rows, where ``rows`` only tells their columns.
 
     Returns:
         the files of both, and what became of the rows of each window.
@@ -74,41 +77,36 @@ def validate_rows(
 
     task = _Validation(labels=frozenset(labels), clean=clean, quarantine=quarantine)
     if read is not None:
-        reports = _collected(read(task, "report binary"))
+        reports = _collected(read(task))
     else:
         if MALFORMED not in rows.columns:
             rows = rows.withColumn(MALFORMED, F.lit(None).cast("string"))
         row = row_of([*clean_columns(rows), OUTCOME, BROKEN, MALFORMED])
-        reports = _collected(map_row(rows, row, task, "report binary"))
+        reports = _collected(map_row(rows, row, task, REPORT))
     valid = [FileRow(**file) for report in reports for file in report["clean"]]
     invalid = [FileRow(**file) for report in reports for file in report["quarantine"]]
     return valid, invalid, _outcomes(reports, [columns_hash(rows), columns_hash(rows, labels)])
 
 
 def fingerprints(
-    source: DataFrame, read: Callable[[Task, str], DataFrame] | None = None
+    source: DataFrame, read: Callable[[Task], DataFrame] | None = None
 ) -> tuple[dict[str, str], dict[str, int]]:
     """A hash of the columns and the rows of each window, as ``Outcomes.everything`` is one, and their number.
 
     Args:
         source: the rows.
-        read: what a task makes of the rows, with this schema, where ``source`` only tells their columns.
+        read: the reports of a task on the rows, where ``source`` only tells their columns.
     """
-    from pyspark.errors import PySparkTypeError
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import to_arrow_type
 
-    columns = clean_columns(source)
     if read is not None:
-        reports = _collected(read(_fingerprint, "report binary"))
+        reports = _collected(read(_fingerprint))
     else:
-        readable = source
-        for name in columns:
-            try:
-                to_arrow_type(source.schema[name].dataType, timezone="UTC")
-            except PySparkTypeError:  # only a transform that does without it can take it
-                readable = readable.withColumn(name, F.col(quoted(name)).cast("string"))
-        reports = _collected(map_row(readable, row_of(columns), _fingerprint, "report binary"))
+        unreadable = [field.name for field in source.schema if arrow_type(field.dataType) is None]
+        readable = source  # only a transform that does without such a column can take it
+        for name in unreadable:
+            readable = readable.withColumn(name, F.col(quoted(name)).cast("string"))
+        reports = _collected(map_row(readable, row_of(clean_columns(source)), _fingerprint, REPORT))
     outcomes_by_window = _outcomes(reports, [columns_hash(source)] * 2)
     hashes = {name: outcomes.everything for name, outcomes in outcomes_by_window.items()}
     return hashes, {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
@@ -121,7 +119,6 @@ def _collected(report: DataFrame) -> list[dict[str, Any]]:
 
 
 def _report(sums: Sums, broken: Broken, **files: list[dict[str, Any]]) -> pa.RecordBatch:
-    """What one task tells the driver: one row."""
     facts = {
         "sums": [[*key, rows, *hashes] for key, (rows, hashes) in sums.items()],
         "broken": [[*key, rows] for key, rows in broken.items()],
