@@ -26,11 +26,11 @@ KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
 OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT, SLOT})
 """The columns that the pipeline adds."""
 _RARE = "-7461"
-"""What few lists hold, as text or number."""
+"""What few lists hold, as text or number: of lists of 768 numbers, it is looked for in a third of the time of nulls."""
 
 
 def validated(
-    frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: Sequence[Column] = ()
+    frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str], newest: Sequence[Column]
 ) -> DataFrame:
     """Add ``_outcome`` and ``_broken`` (the names of what a row broke that warns or fails) to every row.
 
@@ -43,7 +43,7 @@ def validated(
         frame: rows with ``_window``; with ``_salt``, too, which then follows from the key, where those of a window are
             gathered in several parts.
         expectations: by name.
-        key: columns that tell rows apart; without, no row is a duplicate.
+        key: columns that tell rows apart; where there are none, no row is a duplicate.
         newest: the order by which the newest of rows with one key stays.
 
     Raises:

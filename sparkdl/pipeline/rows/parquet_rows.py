@@ -120,7 +120,7 @@ def parquet_rows(
     footers = source.footers(snapshot)
     if footers is None or not set(spec.source.key) <= set(footers.schema.names) or OWN & set(footers.schema.names):
         return None
-    if not _read_alike(spark, footers.schema):
+    if not _times_read_alike(spark, footers.schema):
         return None
     conditions = {name: arrow_condition(expectation.check, footers.schema) for name, expectation in spec.expect.items()}
     translated = {name: condition for name, condition in conditions.items() if condition is not None}
@@ -140,7 +140,7 @@ def parquet_rows(
     return ParquetRows(spark=spark, frame=frame, footers=footers, schema=pa.schema(fields), judge=judge)
 
 
-def _read_alike(spark: SparkSession, schema: pa.Schema) -> bool:
+def _times_read_alike(spark: SparkSession, schema: pa.Schema) -> bool:
     """Whether Spark's settings let it read times as they are stored."""
     required_settings = {}
     if any(pa.types.is_temporal(kind) for kind in schema.types):

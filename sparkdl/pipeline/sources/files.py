@@ -249,13 +249,13 @@ def partition_root(path: str) -> str:
     return Storage.of(fixed_part(path)[0]).spark_uri
 
 
-def partition_values(file: str, root: str = "") -> dict[str, str]:
+def partition_values(file: str, root: str) -> dict[str, str]:
     """The values of partition folders (``day=2026-03-01``) in the address of a file, below ``root``."""
     pairs = (part.partition("=") for part in file.removeprefix(root).split("/")[:-1])
     return {name: unquote(value) for name, equals, value in pairs if equals and name}
 
 
-def partition_types(files: Sequence[str], root: str = "") -> dict[str, pa.DataType]:
+def partition_types(files: Sequence[str], root: str) -> dict[str, pa.DataType]:
     """Types of partition columns as Spark infers them of all values."""
     values_by_name: dict[str, set[str]] = {}
     for file in files:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ConfigError, DataError, SparkdlError
+from sparkdl.errors import ConfigError, DataError, SparkdlError, first_line
 from sparkdl.pipeline.code import code_hash, imported
 from sparkdl.pipeline.sources.base import Source, SourceSnapshot
 from sparkdl.pipeline.spec.source import FunctionSource
@@ -66,9 +66,7 @@ def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame
     except SparkdlError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{what}={target} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from error
+        raise ConfigError(f"{what}={target} failed: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(frame, Frame):
         raise ConfigError(f"{what}={target} returned a {type(frame).__name__}: return a DataFrame of its session")
     return frame

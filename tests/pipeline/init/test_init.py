@@ -413,7 +413,7 @@ def test_names_of_partition_folders_are_dates_times_numbers_or_texts(tmp_path, v
         write = pq.write_table if format == "parquet" else pa.csv.write_csv
         write(rows, folder / f"rows.{format}")
     init(str(tmp_path / "p"), str(tmp_path / "t"), "y", now=NOW)
-    assert partition_types([str(path) for path in tmp_path.glob("t/*/*")]) == {"part": kind}
+    assert partition_types([str(path) for path in tmp_path.glob("t/*/*")], str(tmp_path)) == {"part": kind}
 
 
 @pytest.mark.parametrize(
