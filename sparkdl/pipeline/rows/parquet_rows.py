@@ -6,6 +6,7 @@ source no row enters the JVM. What is judged, counted and hashed is what the way
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,8 +53,11 @@ class ParquetRows:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows by window, as the footers tell."""
-        return self.footers.rows
+        """Rows by window, as the footers tell; a window without rows is not there."""
+        counts: Counter[str] = Counter()
+        for file in self.footers.files:
+            counts[str(file.partition[WINDOW])] += file.rows or 0
+        return dict(+counts)
 
     def read(self, task: Task) -> DataFrame:
         """The reports of a task on all rows."""
@@ -81,8 +85,9 @@ class ParquetRows:
         Raises:
             DataError: names the first window.
         """
+        rows = self.rows
         for name in sorted({*left, *windows}):
-            expected = self.rows.get(name, 0)
+            expected = rows.get(name, 0)
             if left.get(name, 0) != expected:
                 raise DataError(
                     f"window {name} had {expected} rows when it was looked at and {left.get(name, 0)} when they were "

@@ -14,7 +14,7 @@ from sparkdl.documents.typed import encode
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec import SourceSection
-from sparkdl.pipeline.windows import WHOLE, WINDOW, Span
+from sparkdl.pipeline.windows import WHOLE, Span
 from sparkdl.storage import Storage, sha256_hex
 from sparkdl.tables.record import TableFile
 
@@ -110,16 +110,6 @@ class ParquetFooters:
     root: Storage
     files: tuple[TableFile, ...]
     row_bytes: int
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Rows by window; a window without rows is not there."""
-        counts: dict[str, int] = {}
-        for file in self.files:
-            if file.rows:
-                window = str(file.partition[WINDOW])
-                counts[window] = counts.get(window, 0) + file.rows
-        return counts
 
 
 class Source(Protocol):
