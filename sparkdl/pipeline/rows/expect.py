@@ -26,7 +26,7 @@ KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
 OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT, SLOT})
 """The columns that the pipeline adds."""
 _RARE = "-7461"
-"""What few lists hold, as text or number: of lists of 768 numbers, it is looked for in a third of the time of nulls."""
+"""What few lists hold, as text or number: looked for first, lists of 768 numbers are hashed in a third of the time."""
 
 
 def validated(

@@ -235,12 +235,12 @@ def _as_json(rows: pa.RecordBatch) -> list[str]:
     """Each row, but for its window, as JSON: times as ISO 8601, bytes in base64, NaN and infinities as words."""
     columns = []
     for column in rows.columns[1:]:
-        with_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "us"
+        kind = column.type
+        with_zone = pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us"
         try:
             values = instants(column) if with_zone else column.to_pylist()
         except (OverflowError, ValueError):  # a time that Python has none for
-            values = column.cast(_with_texts(column.type)).to_pylist()
-        kind = column.type
+            values = column.cast(_with_texts(kind)).to_pylist()
         columns.append([_sayable(value, kind) for value in values])
     names = rows.schema.names[1:]
     return [_JSON.encode(dict(zip(names, row, strict=True))).decode() for row in zip(*columns, strict=True)]
