@@ -132,16 +132,13 @@ def learns_from_all(run: Run) -> bool:
 def learn_from_all(run: Run) -> None:
     """Let the newest windows train and validate, too, as drift asks for; so it stays until a window changes."""
     key = _retrain_key(run)
-    if key and not learns_from_all(run):
+    if not learns_from_all(run):
         run.receipts.write([Receipt(step="retrain", partition=key, key=key)])
 
 
 def _retrain_key(run: Run) -> str:
-    """What drift has looked at: the rows of all windows; empty where one is not ingested yet."""
-    rows = run.content()
-    return (
-        "" if None in rows.values() else content_key("retrain", {"rows": rows, "split": run.project.settings["split"]})
-    )
+    """What drift has looked at: the rows of all windows."""
+    return content_key("retrain", {"rows": run.content(), "split": run.project.settings["split"]})
 
 
 def _waits_key(run: Run, parts: Parts) -> str | None:

@@ -23,7 +23,7 @@ from sparkdl.pipeline.steps.drift import DriftStep, Looked, thresholds_key
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import FeaturesStep
 from sparkdl.pipeline.steps.ingest import rules_of
-from sparkdl.pipeline.steps.learning import learn_from_all
+from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_learn
 from sparkdl.pipeline.steps.score import windows_to_score
 from sparkdl.pipeline.steps.shards import ShardsStep
 from sparkdl.pipeline.steps.train import TrainStep, trial_key
@@ -324,6 +324,14 @@ def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or
     learn_from_all(run)
     assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, False, True]
     assert not DriftStep().asks_for_a_run(new_run("drift.action=fail", "drift.psi=0.9")), "not compared by that yet"
+
+
+def test_a_training_that_drift_asks_for_is_planned_also_where_a_window_that_is_due_tells_no_rows(new_run, monkeypatch):
+    run = ingested(new_run("drift.action=retrain"), CONTENT)
+    monkeypatch.setattr(run, "content", lambda **_: CONTENT | {D1: None})
+    assert parts_to_learn(run)[0].train == (D1, D2, D3)
+    learn_from_all(run)
+    assert parts_to_learn(run)[0].train == (D3, D4, D5)
 
 
 def test_other_thresholds_ask_for_a_run_until_the_champion_is_compared_by_them(new_run, published):
