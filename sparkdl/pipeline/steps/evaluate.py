@@ -36,11 +36,9 @@ class EvaluateStep(LearningStep):
     loads_torch = True
     result = Evaluated
 
-    def key(self, run: Run, parts: Parts) -> str | None:
+    def key(self, run: Run, parts: Parts) -> str:
         """What decides the verdict: the publication, the report, and the version that the model is compared with."""
         inputs = publish_inputs(run, parts)
-        if inputs is None:
-            return None
         boosted = {"baseline": "off"} if run.spec.train.baseline == "off" else {}
         report, against = run.project.settings["report"], judged_against(run, inputs)
         return content_key("evaluate", {**inputs, "report": report, "against": against, **boosted})
@@ -59,7 +57,7 @@ class EvaluateStep(LearningStep):
 
         spec, clean, prepared = run.spec, run.clean_to_divide(spark), prepared_of(run, parts, spark)
         trusted, trained = run.project.trusted, TrainStep().kept(run, parts)
-        against = judged_against(run, publish_inputs(run, parts) or {})
+        against = judged_against(run, publish_inputs(run, parts))
         versions = run.registry.list(str(spec.publish.name))
         rival = next((version for version in versions if version.version == against), None)  # or it was removed since
         rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
@@ -102,17 +100,14 @@ class EvaluateStep(LearningStep):
             )
 
 
-def publish_inputs(run: Run, parts: Parts) -> dict[str, Any] | None:
-    """What decides the publication of the training on these windows; None where one is not ingested yet."""
-    train, tested = TrainStep().key(run, parts), part_rows(run, parts.test)
-    if train is None or tested is None:
-        return None
+def publish_inputs(run: Run, parts: Parts) -> dict[str, Any]:
+    """What decides the publication of the training on these windows."""
     settings = {name: value for name, value in run.project.settings["publish"].items() if name != "mlflow"}
     if run.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
         settings["gate"] = {name: value for name, value in settings["gate"].items() if name != "baseline"}
     units = {"units": run.spec.source.key}  # rows of one key are judged as one
-    test = {"test": tested} if parts.test else {}
-    return {"version": VERSION, "train": train, "publish": settings, **units, **test}
+    test = {"test": part_rows(run, parts.test)} if parts.test else {}
+    return {"version": VERSION, "train": TrainStep().key(run, parts), "publish": settings, **units, **test}
 
 
 def judged_against(run: Run, publish: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from sparkdl.features.fitted import Features, token_functions
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.run import Run
-from sparkdl.pipeline.steps.learning import LearningStep, part_rows
+from sparkdl.pipeline.steps.learning import LearningStep, UnknownKeyError, part_rows
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
@@ -49,10 +49,9 @@ class FeaturesStep(LearningStep):
     result = FittedFeatures
     cause = "features, label, split or the training windows differ, or the champion of then is gone"
 
-    def key(self, run: Run, parts: Parts) -> str | None:
+    def key(self, run: Run, parts: Parts) -> str:
         """What decides features that are fitted to the training rows, or taken from who is the champion then."""
-        inputs = _inputs(run, parts)
-        return None if inputs is None else content_key("features", inputs)
+        return content_key("features", _inputs(run, parts))
 
     def is_there(self, run: Run, result: FittedFeatures) -> bool:
         """Whether the bundle that they were taken from is there."""
@@ -78,28 +77,26 @@ class FeaturesStep(LearningStep):
         run.record.windows |= {part: windows for part, windows in learnt.items() if windows}
 
 
-def fitted_key(run: Run, parts: Parts) -> str | None:
+def fitted_key(run: Run, parts: Parts) -> str:
     """The key of fitted features, with the address of the bundle that they were taken from, if any."""
     inputs = _inputs(run, parts)
-    if inputs is not None and run.spec.train.start == "champion":
+    if run.spec.train.start == "champion":
         fitted = FeaturesStep().kept(run, parts)
         if fitted is None:
-            return None
+            raise UnknownKeyError
         inputs |= {} if fitted.start is None else {"from": fitted.start}
-    return None if inputs is None else content_key("features", inputs)
+    return content_key("features", inputs)
 
 
-def _inputs(run: Run, parts: Parts) -> dict[str, Any] | None:
-    settings, rows = run.project.settings, part_rows(run, parts.train)
-    if rows is None:
-        return None
+def _inputs(run: Run, parts: Parts) -> dict[str, Any]:
+    settings = run.project.settings
     return {
         "version": VERSION,
         "features": settings["features"],
         "label": settings["label"],
         "split": settings["split"],
         "start": run.spec.train.start,
-        "rows": rows,
+        "rows": part_rows(run, parts.train),
         "code": {name: run.project.code[name] for name in token_functions(run.spec.features)},
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkdl.documents.typed import encode
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+class UnknownKeyError(Exception):
+    """A key follows from what is not made yet: of a window that is due, nobody knows the rows."""
+
+
 class LearningStep(Step):
     """A step that is made once for the windows that are learnt from: its one partition is its key.
 
@@ -30,8 +34,8 @@ class LearningStep(Step):
     learns = True
     result: ClassVar[type[Any]]
 
-    def key(self, run: Run, parts: Parts) -> str | None:
-        """What decides the result for these windows; None where one is not ingested yet."""
+    def key(self, run: Run, parts: Parts) -> str:
+        """What decides the result for these windows; raises UnknownKeyError where one is not ingested yet."""
         raise NotImplementedError
 
     def is_there(self, run: Run, result: Any) -> bool:
@@ -52,12 +56,18 @@ class LearningStep(Step):
 
     def kept(self, run: Run, parts: Parts) -> Any:
         """The result for these windows; None where it was not made yet."""
-        return run.receipts.result(self.name, str(self.key(run, parts)), self.result)
+        return run.receipts.result(self.name, self.key(run, parts), self.result)
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key; none where nothing is learnt."""
         parts, _ = parts_to_learn(run)
-        return {} if parts is None else {str(key := self.key(run, parts)): key}
+        if parts is None:
+            return {}
+        try:
+            key = self.key(run, parts)
+        except UnknownKeyError:
+            return {"": None}
+        return {key: key}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the result can be read, and what it names is there."""
@@ -75,7 +85,7 @@ class LearningStep(Step):
         except NoLabelsError as error:
             if run.champion() is None:  # who could predict all the same
                 raise
-            waits = str(_waits_key(run, parts))
+            waits = _waits_key(run, parts)
             run.receipts.write([Receipt(step="waits", partition=waits, key=waits, facts=encode(str(error)).decode())])
         return True
 
@@ -117,7 +127,7 @@ def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
     if run.spec.drift.action == "retrain" and learns_from_all(run):
         choices.insert(0, parts_of(run.spec, run.windows(), hold_back=False))
     for chosen in choices:
-        receipt = run.receipts.of("waits").get(_waits_key(run, chosen) or "")
+        receipt = run.receipts.of("waits").get(_waits_key(run, chosen))
         if receipt is None or run.champion() is None:
             return chosen, ""
         waits = f"learning waits: {receipt.read(str)}"
@@ -141,17 +151,17 @@ def _retrain_key(run: Run) -> str:
     return content_key("retrain", {"rows": run.content(), "split": run.project.settings["split"]})
 
 
-def _waits_key(run: Run, parts: Parts) -> str | None:
-    """What decides whether each part has labels; None where a window is not ingested yet."""
-    rows = {part: part_rows(run, parts.windows(part)) for part in ("train", "validate", "test")}
-    if None in rows.values():
-        return None
-    settings = run.project.settings
+def _waits_key(run: Run, parts: Parts) -> str:
+    """What decides whether each part has labels."""
+    content, settings = run.content(), run.project.settings
+    rows = {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate", "test")}
     return content_key("waits", {"label": settings["label"], "split": settings["split"], "rows": rows})
 
 
-def part_rows(run: Run, windows: tuple[str, ...]) -> dict[str, str] | None:
-    """A hash of the rows of each window of a part; None where one is not ingested yet."""
+def part_rows(run: Run, windows: Sequence[str]) -> dict[str, str]:
+    """A hash of the rows of each window of a part; raises UnknownKeyError where one is not ingested yet."""
     content = run.content()
     rows_by_window = {name: rows for name in windows if (rows := content[name]) is not None}
-    return rows_by_window if len(rows_by_window) == len(windows) else None
+    if len(rows_by_window) < len(windows):
+        raise UnknownKeyError
+    return rows_by_window

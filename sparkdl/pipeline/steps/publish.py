@@ -31,10 +31,9 @@ class PublishStep(LearningStep):
     result = Published
     cause = "publish differs, or the registry has lost the model"
 
-    def key(self, run: Run, parts: Parts) -> str | None:
+    def key(self, run: Run, parts: Parts) -> str:
         """What decides the publication."""
-        inputs = publish_inputs(run, parts)
-        return None if inputs is None else content_key("publish", inputs)
+        return content_key("publish", publish_inputs(run, parts))
 
     def is_there(self, run: Run, result: Published) -> bool:
         """Whether the registry that it went to still knows the model."""
@@ -71,7 +70,7 @@ def _published(run: Run, parts: Parts, decision: Decision, trained: Trained) -> 
     from sparkdl.estimator.publishing import publish_bundle
 
     name, alias, champion = str(run.spec.publish.name), run.spec.publish.alias, run.champion()
-    against = judged_against(run, publish_inputs(run, parts) or {})
+    against = judged_against(run, publish_inputs(run, parts))
     metrics, metric = dict(decision.challenger.values), decision.gate.metric
     if decision.baseline is not None and metric in decision.baseline.values:
         metrics[f"baseline_{metric}"] = decision.baseline.values[metric]
@@ -83,7 +82,7 @@ def _published(run: Run, parts: Parts, decision: Decision, trained: Trained) -> 
         trained.origin,
         metrics=metrics,
         parameters=chosen_settings(run.project.file.resolved(), trained.settings),
-        publication=str(TrainStep().key(run, parts)),
+        publication=TrainStep().key(run, parts),
     ).version
     current_version = champion.version if champion is not None else None
     reason, promoted = decision.reason, decision.promote

@@ -24,22 +24,19 @@ class ShardsStep(LearningStep):
     result = Shards
     cause = "windows, weight or seed differ"
 
-    def key(self, run: Run, parts: Parts) -> str | None:
+    def key(self, run: Run, parts: Parts) -> str:
         """What decides both sets."""
-        fitted, train = fitted_key(run, parts), run.spec.train
-        rows = {part: part_rows(run, parts.windows(part)) for part in ("train", "validate")}
-        if fitted is None or None in rows.values():
-            return None
+        train = run.spec.train
         repartitioned = [train.partitions_per_process, train.num_proc]
         inputs = {
             "version": VERSION,
-            "fitted": fitted,
+            "fitted": fitted_key(run, parts),
             "split": run.project.settings["split"],
             "weight": run.spec.weight,
             "seed": train.random_seed,
             "spread": train.spreads,
             **({"partitions": repartitioned} if train.partitions_per_process else {}),
-            "rows": rows,
+            "rows": {"train": part_rows(run, parts.train), "validate": part_rows(run, parts.validate)},
         }
         return content_key("shards", inputs)
 
@@ -78,6 +75,6 @@ def prepared_of(run: Run, parts: Parts, spark: SparkSession) -> Prepared:
         labels=labels,
         shards=step.kept(run, parts),
         start=start,
-        key=str(step.key(run, parts)),
+        key=step.key(run, parts),
         types=types,
     )

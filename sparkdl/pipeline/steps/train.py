@@ -33,12 +33,10 @@ class TrainStep(LearningStep):
     loads_torch = True
     result = Trained
 
-    def key(self, run: Run, parts: Parts) -> str | None:
+    def key(self, run: Run, parts: Parts) -> str:
         """What decides a training on these windows, or a search among several."""
-        shards, project = ShardsStep().key(run, parts), run.project
-        if shards is None:
-            return None
-        inputs = _inputs(project, shards, {})
+        project = run.project
+        inputs = _inputs(project, ShardsStep().key(run, parts), {})
         if run.spec.search is not None:
             inputs |= {"search": _searched(project), "chosen by": [chosen_by(run.spec), run.spec.publish.label]}
         return content_key("train", inputs)
@@ -50,10 +48,9 @@ class TrainStep(LearningStep):
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs; of a search, how much of it was done."""
         parts, _ = parts_to_learn(run)
-        shards = None if parts is None else ShardsStep().key(run, parts)
-        if run.spec.search is None or shards is None:
+        if run.spec.search is None or parts is None:
             return "model, train, label, what judges its classes, or their code differ"
-        trials, receipts = trials_by_key(run.project, shards), run.receipts.of("trial")
+        trials, receipts = trials_by_key(run.project, ShardsStep().key(run, parts)), run.receipts.of("trial")
         return f"{sum(key in receipts for key in trials)} of {len(trials)} trials of the search are done"
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Trained:

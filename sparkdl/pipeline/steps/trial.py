@@ -30,13 +30,10 @@ class TrialStep(Step):
         parts, _ = parts_to_learn(run)
         if parts is None or run.spec.search is None:
             return {}
-        shards = ShardsStep().key(run, parts)
-        if shards is None:
-            return {"": None}
         best: Trained | None = TrainStep().kept(run, parts)
         if best is not None and run.places.bundle(best.bundle):
             return {}
-        return {key: key for key in trials_by_key(run.project, shards)}
+        return {key: key for key in trials_by_key(run.project, ShardsStep().key(run, parts))}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether its bundle is there, unless it failed."""

@@ -329,7 +329,7 @@ class Machine:
             return state._replace(bundles=put(state.bundles, {key: key}))
         parts = parts_to_learn(world)[0] if run.step == "publish" else None
         if parts is not None:
-            training = str(TrainStep().key(world, parts))
+            training = TrainStep().key(world, parts)
             if commit == "publish":
                 there = training in state.versions
                 return state if there else state._replace(versions=(*state.versions, training))
@@ -337,7 +337,7 @@ class Machine:
             if commit == "promote":
                 moved = not state.moves or state.moves[-1] != version
                 return state._replace(moves=(*state.moves, version)) if moved else state
-            inputs = publish_inputs(world, parts) or {}
+            inputs = publish_inputs(world, parts)
             facts = f"{version} {judged_against(world, inputs)}"
             return with_receipts(state, after, [("publish", key, key, facts)])
         return with_receipts(state, after, [self._receipt(world, run, name, key, books) for name, key in run.keys])
