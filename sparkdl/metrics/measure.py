@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.metrics.names import HIGHER_IS_BETTER, check_metric_name
 from sparkdl.metrics.ranking import auc, average_precision
-from sparkdl.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.rows import Floats, Ints, Rows, Task
 from sparkdl.metrics.sums import answers_of, sums_of, values_of
 
 _CONFIDENCE_BINS = 15
@@ -166,15 +166,20 @@ def calibration_error(rows: Rows) -> float:
     return float(np.abs(gaps).sum() / rows.weights.sum())
 
 
-def confusion(rows: Rows) -> Floats:
+def confusion(rows: Rows, places: Ints | None = None) -> Floats:
     """Return the weight of rows by (label, predicted class), (classes, classes); matrices of parts add up.
+
+    Args:
+        rows: of classes.
+        places: (classes,) row and column of each class, of which several may share one; None gives each its own.
 
     Raises:
         ConfigError: the rows have no classes.
     """
     if rows.task == "regression":
         raise ConfigError("a confusion matrix takes rows of classes: their task is 'regression'")
-    classes = 2 if rows.task == "binary" else rows.predictions.shape[1]
-    answers = answers_of(rows)
-    cell = answers.labels * classes + answers.chosen
-    return np.bincount(cell, rows.weights, classes * classes).reshape(classes, classes).astype(np.float64)
+    if places is None:
+        places = np.arange(2 if rows.task == "binary" else rows.predictions.shape[1])
+    answers, size = answers_of(rows), int(places.max()) + 1
+    cells = places[answers.labels] * size + places[answers.chosen]
+    return np.bincount(cells, rows.weights, size * size).reshape(size, size).astype(np.float64)

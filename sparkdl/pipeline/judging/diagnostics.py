@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sparkdl.metrics.measure import CalibrationBin, calibration, confusion
 from sparkdl.metrics.rows import Floats, Rows
+from sparkdl.pipeline.judging.slices import OTHERS
 
-OTHERS = "(others)"
 _BINS, _CELLS, _POINTS, _CLASSES = 40, 24, 100, 20
 _LARGEST = 1e150
 """The largest value that is drawn: the span of two of them is finite."""
@@ -85,12 +85,12 @@ class Diagnostics:
     quantiles: tuple[float, ...] = ()
 
 
-def diagnose(models: Sequence[Rows], classes: Sequence[str] = ()) -> list[Diagnostics]:
+def diagnose(models: Sequence[Rows], classes: Sequence[str]) -> list[Diagnostics]:
     """Look at the predictions of some models of the same rows.
 
     Args:
         models: the rows with the predictions of each; rows without weight do not count.
-        classes: names of the classes in the order of the labels.
+        classes: names of the classes in the order of the labels; none of a regression.
 
     Returns:
         one a model; without any figures where no row has weight.
@@ -145,21 +145,18 @@ def _plain(values: npt.NDArray[Any]) -> tuple[float, ...]:
 
 def _confusions(models: Sequence[Rows], classes: Sequence[str]) -> list[Confusion]:
     """Confusion over the same classes for all models: all of a few, of many those with the most weight."""
-    count = 2 if models[0].task == "binary" else models[0].predictions.shape[1]
-    names = list(classes) or [str(number) for number in range(count)]
-    if count <= _CLASSES:
-        return [Confusion(classes=tuple(names), weights=tuple(map(_plain, confusion(rows)))) for rows in models]
+    count = len(classes)
     weight = np.bincount(models[0].labels.astype(np.int64), models[0].weights, count)
-    frequent = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
-    place = np.full(count, _CLASSES)
-    place[frequent] = np.arange(_CLASSES)
-    shown_names, edges = (*[names[number] for number in frequent], OTHERS), np.arange(_CLASSES + 2)
-    confusions = []
-    for rows in models:
-        true, predicted = place[rows.labels.astype(np.int64)], place[rows.predictions.argmax(axis=1)]
-        table, _, _ = np.histogram2d(true, predicted, [edges, edges], weights=rows.weights)
-        confusions.append(Confusion(classes=shown_names, weights=tuple(map(_plain, table)), others=count - _CLASSES))
-    return confusions
+    shown = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
+    places = np.full(count, len(shown))
+    places[shown] = np.arange(len(shown))
+    names = [classes[number] for number in shown]
+    if count > len(shown):
+        names.append(OTHERS)
+    return [
+        Confusion(classes=tuple(names), weights=tuple(map(_plain, confusion(rows, places))), others=count - len(shown))
+        for rows in models
+    ]
 
 
 def _roc(rows: Rows) -> tuple[tuple[float, float], ...]:

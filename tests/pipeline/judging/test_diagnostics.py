@@ -36,7 +36,7 @@ def test_residuals_hold_the_weight_of_every_row_on_the_same_bins_for_both_models
     errors = RANDOM.normal(1, 2, 500)
     mine = regression(errors, np.arange(500.0), weights)
     theirs = regression(3 * errors, np.arange(500.0), weights)
-    one, two = diagnose([mine, theirs])
+    one, two = diagnose([mine, theirs], [])
     for seen in (one, two):
         assert sum(seen.residuals.weights) == pytest.approx(weights.sum())
         assert np.sum(seen.plane.weights) == pytest.approx(weights.sum())
@@ -47,7 +47,7 @@ def test_residuals_hold_the_weight_of_every_row_on_the_same_bins_for_both_models
 
 def test_the_plane_has_true_values_in_rows_and_predictions_in_columns():
     labels = np.repeat([0.0, 10.0], 50)
-    plane = diagnose([Rows.of("regression", labels, np.zeros(100))])[0].plane
+    plane = diagnose([Rows.of("regression", labels, np.zeros(100))], [])[0].plane
     table = np.array(plane.weights)
     assert table[0, 0] == 50
     assert table[-1, 0] == 50
@@ -68,7 +68,8 @@ def test_the_plane_has_true_values_in_rows_and_predictions_in_columns():
     ],
 )
 def test_diagnostics_are_documents_whatever_the_values(rows):
-    found = diagnose([rows])[0]
+    classes = {"regression": 0, "binary": 2, "multiclass": rows.predictions.shape[-1]}[rows.task]
+    found = diagnose([rows], [f"c{n}" for n in range(classes)])[0]
     assert decode(encode(found), Diagnostics, Source("x")) == found
 
 
