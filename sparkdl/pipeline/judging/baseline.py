@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkdl.documents.typed import Count
-from sparkdl.metrics.measure import measure, metric_over
+from sparkdl.metrics.measure import measure
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows, Task
 from sparkdl.metrics.sums import quantile_losses
@@ -142,16 +142,15 @@ def baseline_of(
 
 
 def best_guess(
-    summary: LabelSummary, rows: Rows, metric: str, classes: Sequence[str] = (), last: Floats | None = None
-) -> Rows | None:
-    """The rows with the guess for a metric in place of predictions; None where no guess has a value of it."""
-    best, value = None, math.nan
-    for _, metrics, guess in _guesses(summary, rows, classes, last, ""):
-        if metric in metrics:
-            metric_value = float(metric_over(guess.as_one_group(), metric)[0])
-            if math.isfinite(metric_value) and (best is None or is_better(metric, metric_value, value)):
-                best, value = guess, metric_value
-    return best
+    guess: str,
+    summary: LabelSummary,
+    rows: Rows,
+    classes: Sequence[str] = (),
+    last: Floats | None = None,
+    key: str = "",
+) -> Rows:
+    """The rows with one of the guesses of ``baseline_of`` in place of predictions, as ``Baseline.guesses`` names it."""
+    return next(guessed for text, _, guessed in _guesses(summary, rows, classes, last, key) if text == guess)
 
 
 def _guesses(

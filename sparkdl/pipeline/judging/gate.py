@@ -172,11 +172,10 @@ def decide(
         if outcome in vetoed_outcomes and useless and len(challenger) >= gate.min_rows:
             outcome = "below_baseline"
             reason += f", which publish.gate.baseline={gate.baseline} refuses (never lets it pass)"
-    above = None
-    if guess is not None and beats and _groups(challenger) >= gate.min_groups:
-        gained = abs(result.values[gate.metric] - float(metric_over(guess, gate.metric)[0]))
-        bound = _lower(gains(gate, challenger, guess), gained, _groups(challenger), gate.confidence)
-        above = bound if math.isfinite(bound) else None
+    groups, baseline_lower = _groups(challenger), None
+    if guess is not None and baseline is not None and beats and groups >= gate.min_groups:
+        gained = abs(result.values[gate.metric] - baseline.values[gate.metric])
+        baseline_lower = _lower(gains(gate, challenger, guess), gained, groups, gate.confidence)
     return Decision(
         promote=outcome in _PROMOTED,
         outcome=outcome,
@@ -187,11 +186,11 @@ def decide(
         gain=gain,
         lower=lower,
         rows=len(challenger),
-        groups=_groups(challenger),
+        groups=groups,
         positives=int(challenger.labels.sum()) if challenger.task == "binary" else None,
         baseline=baseline,
         beats_baseline=beats,
-        baseline_lower=above,
+        baseline_lower=baseline_lower,
     )
 
 
@@ -268,29 +267,32 @@ def gains(gate: Gate, challenger: Rows, champion: Rows) -> Floats:
     return np.sort(np.where(np.isfinite(gain), gain, -np.inf))
 
 
-def _lower(drawn: Floats, gain: float, groups: int, confidence: float) -> float:
-    """The lower of two bounds: the percentile that Student's t moves outwards, and Student's own around the gain."""
+def _lower(drawn: Floats, gain: float, groups: int, confidence: float) -> float | None:
+    """The lower of two bounds: the percentile that Student's t moves outwards, and Student's own around the gain.
+
+    It is None where too many draws leave the metric undefined.
+    """
     from scipy.special import ndtr, stdtrit  # half a second to load, for those who compare
 
     blocks = min(groups, BLOCKS)
     reach = math.sqrt(blocks / (blocks - 1)) * float(stdtrit(blocks - 1, confidence))
     percentile = float(drawn[int(ndtr(-reach) * len(drawn))])
-    return min(percentile, gain - reach * float(drawn[np.isfinite(drawn)].std()))
+    bound = min(percentile, gain - reach * float(drawn[np.isfinite(drawn)].std()))
+    return bound if math.isfinite(bound) else None
 
 
 def _compare(gate: Gate, challenger: Rows, champion: Rows, new: float, old: float) -> _Judged:
     drawn, groups = gains(gate, challenger, champion), _groups(challenger)
     gain = new - old if HIGHER_IS_BETTER[gate.metric] else old - new
-    bound = _lower(drawn, gain, groups, gate.confidence)
-    lower = bound if math.isfinite(bound) else None
+    lower = _lower(drawn, gain, groups, gate.confidence)
     bar = gate.effect if gate.mode == "better" else -gate.margin
     demand = f"the gate asks for {'more than' if gate.mode == 'better' else 'no less than'} {bar:.4g}"
     scores = f"{gate.metric} {new:.4g} against the champion's {old:.4g} on the same {len(challenger):,} rows"
-    sure = f"with {100 * gate.confidence:.4g} % confidence over {groups:,} {gate.unit} the gain is above {bound:.4g}"
     if lower is None:
         undefined = float(np.mean(np.isinf(drawn)))
         reason = f"{scores}; the gain has no lower bound, since {undefined:.1%} of draws leave {gate.metric} undefined"
         return "not_proven", reason, gain, None
+    sure = f"with {100 * gate.confidence:.4g} % confidence over {groups:,} {gate.unit} the gain is above {lower:.4g}"
     if lower > bar:
         return gate.mode, f"{scores}; {sure}, and {demand}", gain, lower
     outcome: Outcome = "not_proven" if gain > min(bar, 0) else "worse"

@@ -147,8 +147,10 @@ def evaluate(
         last = None
     baseline = guess = None
     if summary is not None:
-        baseline = baseline_of(summary, challenger_rows, classes, last, ", ".join(_entity(spec)))
-        guess = best_guess(summary, challenger_rows, gate.metric, classes, last)
+        key = ", ".join(_entity(spec))
+        baseline = baseline_of(summary, challenger_rows, classes, last, key)
+        if gate.metric in baseline.guesses:
+            guess = best_guess(baseline.guesses[gate.metric], summary, challenger_rows, classes, last, key)
     decision = decide(gate, *rows_by_model, champion_error=error, seen=seen, baseline=baseline, guess=guess)
     slices = {
         name: Slices.of(challenger_rows, table[f"__sparkdl_slice_{position}"].to_pandas().to_numpy())

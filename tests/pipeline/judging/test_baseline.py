@@ -70,7 +70,7 @@ def test_quantiles_are_guessed_by_those_of_training():
         by_level.append(mean_pinball_loss(rows.labels, guess, alpha=level, sample_weight=rows.weights))
     assert found.values["pinball"] == pytest.approx(np.mean(by_level), rel=1e-3)
     assert found.guesses["pinball"].startswith("always the quantiles ")
-    guess = best_guess(summary, rows, "pinball")
+    guess = best_guess(found.guesses["pinball"], summary, rows)
     assert float(metric_over(guess.as_one_group(), "pinball")[0]) == found.values["pinball"]
     last = rows.labels + 0.01
     assert baseline_of(summary, rows, last=last, key="store").guesses["pinball"] == "the last value of the same store"
@@ -170,9 +170,10 @@ def test_a_model_that_beats_the_baseline_by_chance_alone_is_said_to():
 
     def of(predictions):
         rows = Rows.of("regression", labels, predictions, groups=np.arange(600) % 40)
-        guess = best_guess(summary, rows, "rmse")
+        baseline = baseline_of(summary, rows)
+        guess = best_guess(baseline.guesses["rmse"], summary, rows)
         np.testing.assert_array_equal(guess.predictions, summary.mean)
-        return decide(RMSE, rows, baseline=baseline_of(summary, rows), guess=guess)
+        return decide(RMSE, rows, baseline=baseline, guess=guess)
 
     noise = np.random.default_rng(1).normal(0, 0.002, 600)
     noise *= np.sign(noise @ (labels - summary.mean))  # so that it helps on these very rows
