@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from sparkdl.errors import DataError
+from sparkdl.metrics.rows import Floats
 from sparkdl.pipeline.judging.counts import Categories, Counts, Histogram
 from sparkdl.pipeline.spec import Drift as Section
-
-Floats = npt.NDArray[np.float64]
 
 Action = Literal["none", "warn", "retrain", "fail"]
 FALSE_ALARMS = 0.01
@@ -37,8 +35,6 @@ _NAMED = 5
 """Features that a sentence names."""
 MOST_CELLS = 50
 """The cells of a feature with many categories; the rarer ones stand together."""
-
-
 _OF_NUMBERS = ("missing", "psi", "js", "ks")
 _OF_CATEGORIES = ("missing", "unseen", "psi", "js")
 """Thresholds of the section, by what they are of."""
