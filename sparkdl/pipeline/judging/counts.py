@@ -8,10 +8,8 @@ A window is counted between the quantiles of the training rows, and its ``values
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from sparkdl.documents.typed import Count
 from sparkdl.features.spec import Category, Encoded, Feature, Number
@@ -20,21 +18,15 @@ from sparkdl.features.statistics import LENGTHS, Statistics, edges_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histogram:
-    """How many values of a number lie between edges.
+    """How many values of a number lie between edges, which are those of the reference.
 
     Attributes:
-        edges: ascending; cell i holds values in ``(edges[i - 1], edges[i]]``, the first and last all beyond.
-        counts: rows a cell, one more than edges.
+        counts: rows a cell, from the lowest values to the highest.
         missing: rows without a value.
     """
 
-    edges: tuple[float, ...]
     counts: tuple[Count, ...]
     missing: Count = 0
-
-    def __post_init__(self) -> None:
-        if len(self.counts) != len(self.edges) + 1 or any(np.diff(self.edges) <= 0):
-            raise ValueError(f"{len(self.counts)} counts do not fit {len(self.edges)} ascending edges")
 
     @property
     def present(self) -> int:
@@ -91,9 +83,9 @@ def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistic
         feature, missing = options[name], of_feature.missing
         present = of_feature.rows - missing
         if isinstance(feature, Number):
-            counts[name] = _histogram(edges_of(of_feature.quantiles), of_feature)
+            counts[name] = _histogram(of_feature, edges_of(of_feature.quantiles))
         elif not isinstance(feature, Encoded):
-            counts[name] = Histogram(edges=(), counts=(present,), missing=missing)
+            counts[name] = Histogram(counts=(present,), missing=missing)
         elif feature.buckets is None:
             counts[name] = Categories(
                 counts=dict(zip(of_feature.values, of_feature.value_counts, strict=True)),
@@ -106,10 +98,9 @@ def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistic
             hashed = {str(remainder): count for remainder, count in enumerate(of_feature.counts)}
             counts[name] = Categories(counts=hashed, missing=missing)
         if isinstance(feature, Encoded) and not isinstance(feature, Category):
-            counts[f"{name} (length)"] = _histogram(tuple(map(float, LENGTHS)), of_feature)
+            counts[f"{name} (length)"] = _histogram(of_feature, LENGTHS)
     return counts
 
 
-def _histogram(edges: tuple[float, ...], statistics: Statistics) -> Histogram:
-    counts = statistics.counts or (0,) * (len(edges) + 1)
-    return Histogram(edges=edges, counts=counts, missing=statistics.missing)
+def _histogram(statistics: Statistics, edges: Sequence[float]) -> Histogram:
+    return Histogram(counts=statistics.counts or (0,) * (len(edges) + 1), missing=statistics.missing)

@@ -50,7 +50,7 @@ def test_each_type_of_feature_has_its_cells():
     assert (found["hashed"].present, found["hashed"].missing) == (999, 1)
     assert (found["tags"].total, found["tags"].present, found["tags"].minimum) == (3000, 1000, 1)
     assert (found["tags (length)"].present, max(found["tags (length)"].counts)) == (1000, 1000)
-    assert found["spot"] == Histogram(edges=(), counts=(1000,))
+    assert found["spot"] == Histogram(counts=(1000,))
     assert all(one.present + one.missing == 1000 for one in found.values())
 
 
@@ -116,9 +116,3 @@ def test_values_that_come_together_are_no_more_evidence_than_their_rows():
         ]
         alarms += compare(*({"tags": one} for one in counts), section, 0.05).alarm
     assert stats.binomtest(alarms, 300, 0.05, alternative="greater").pvalue > 0.01
-
-
-def test_counts_that_fit_no_edges_are_refused():
-    for edges, counts in (((1.0, 2.0), (1, 2)), ((2.0, 1.0), (1, 2, 3)), ((1.0, 1.0), (1, 2, 3))):
-        with pytest.raises(ValueError, match="do not fit"):
-            Histogram(edges=edges, counts=counts)

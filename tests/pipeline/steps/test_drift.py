@@ -19,13 +19,12 @@ source: {kind: parquet, path: /nowhere/rows, key: id, time: at}
 features: {x: number, city: category}
 label: {y: regression}
 """
-EDGES = (1.0, 2.0)
 OLD = {
-    "x": Histogram(edges=EDGES, counts=(1000, 1000, 1000)),
+    "x": Histogram(counts=(1000, 1000, 1000)),
     "city": Categories(counts={"Bonn": 2000, "Trier": 1000}),
 }
-MOVED = OLD | {"x": Histogram(edges=EDGES, counts=(1600, 1000, 400))}
-LOST = OLD | {"x": Histogram(edges=EDGES, counts=(900, 900, 900), missing=300)}
+MOVED = OLD | {"x": Histogram(counts=(1600, 1000, 400))}
+LOST = OLD | {"x": Histogram(counts=(900, 900, 900), missing=300)}
 STRANGE = OLD | {"city": Categories(counts={"Bonn": 1800, "Trier": 900}, other=300)}
 NOTHING = ["drift.psi=null", "drift.missing=null", "drift.unseen=null"]
 
