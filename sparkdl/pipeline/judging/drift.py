@@ -169,9 +169,13 @@ def compare(
 def _judge(reference: Counts, current: Counts, section: Section, tail: float) -> FeatureDrift:
     measures = {"missing": _missing(reference, current, section.missing, tail)}
     if reference.independent and current.independent:
-        if isinstance(reference, Categories) and isinstance(current, Categories):
+        spread = 1 / reference.independent + 1 / current.independent
+        if isinstance(reference, Histogram) and isinstance(current, Histogram):
+            measures |= _shapes(_bins(reference, current), spread, section, tail)
+            measures["ks"] = _ks(reference, current, spread, section.ks, tail)
+        elif isinstance(reference, Categories) and isinstance(current, Categories):
             measures["new_categories"] = _new_categories(reference, current, section.unseen, tail)
-        measures |= _shapes(reference, current, section, tail)
+            measures |= _shapes(_frequent_values(reference, current), spread, section, tail)
     over = [_sentence(name, measure) for name, measure in measures.items() if measure.alarm]
     doubtful = [
         _sentence(name, measure)
@@ -255,15 +259,13 @@ def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, i
     return low + int(np.argmax(below > tail)), high - int(np.argmax(above[::-1] > tail))
 
 
-def _shapes(reference: Counts, current: Counts, section: Section, tail: float) -> dict[str, Measure]:
+def _shapes(cells: tuple[Floats, Floats], spread: float, section: Section, tail: float) -> dict[str, Measure]:
     from scipy.special import chdtri  # half a second to load, for those who compare
 
-    n, m = reference.independent, current.independent
-    reference_cells, current_cells = _cells(reference, current)
-    spread, freedom = 1 / n + 1 / m, len(reference_cells) - 1
+    freedom = len(cells[0]) - 1
     chance = spread * float(chdtri(freedom, tail)) if freedom else 0.0
     # Half a row more a cell: what a sample by chance lacks makes no infinity.
-    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (reference_cells, current_cells))
+    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in cells)
     measures = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=section.psi)}
     middle = (p + q) / 2
     divergence = float(p @ np.log2(p / middle) + q @ np.log2(q / middle)) / 2
@@ -272,32 +274,35 @@ def _shapes(reference: Counts, current: Counts, section: Section, tail: float) -
         chance=math.sqrt(chance / (8 * math.log(2))),
         threshold=section.js,
     )
-    if isinstance(reference, Histogram) and isinstance(current, Histogram):
-        gap = np.abs(np.cumsum(reference.counts) / n - np.cumsum(current.counts) / m).max()
-        smirnov = math.sqrt(math.log(2 / tail) / 2 * spread)
-        measures["ks"] = Measure(value=float(gap), chance=smirnov, threshold=section.ks)
     return measures
 
 
-def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
+def _ks(reference: Histogram, current: Histogram, spread: float, threshold: float | None, tail: float) -> Measure:
+    gap = np.abs(np.cumsum(reference.counts) / reference.present - np.cumsum(current.counts) / current.present).max()
+    return Measure(value=float(gap), chance=math.sqrt(math.log(2 / tail) / 2 * spread), threshold=threshold)
+
+
+def _bins(reference: Histogram, current: Histogram) -> tuple[Floats, Floats]:
     """The counts of both, (cells,), small cells joined: which ones depends on the sum alone, so chance stays chance."""
-    n, m = reference.independent, current.independent
+    n, m = reference.present, current.present
     least = LEAST_EXPECTED * (n + m) / min(n, m)
-    if isinstance(reference, Histogram) and isinstance(current, Histogram):
-        counts = np.array([reference.counts, current.counts], dtype=np.float64)
-        totals = counts.sum(axis=0)
-        starts, room = [0], 0.0
-        for cell, total in enumerate(totals):
-            if room >= least and totals[cell:].sum() >= least:
-                starts.append(cell)
-                room = 0.0
-            room += total
-        joined = np.add.reduceat(counts, starts, axis=1)
-        return joined[0], joined[1]
-    assert isinstance(reference, Categories)
-    assert isinstance(current, Categories)
+    counts = np.array([reference.counts, current.counts], dtype=np.float64)
+    totals = counts.sum(axis=0)
+    starts, room = [0], 0.0
+    for cell, total in enumerate(totals):
+        if room >= least and totals[cell:].sum() >= least:
+            starts.append(cell)
+            room = 0.0
+        room += total
+    joined = np.add.reduceat(counts, starts, axis=1)
+    return joined[0], joined[1]
+
+
+def _frequent_values(reference: Categories, current: Categories) -> tuple[Floats, Floats]:
+    """The counts of both, (cells,), by value, the others together: which ones depends on the sum alone, likewise."""
+    n, m = reference.independent, current.independent
     # Whether a value is named depends on the reference alone: those that nearly were not, stand with the unnamed.
-    least = max(least, 2 * reference.minimum * (n + m) / n)
+    least = max(LEAST_EXPECTED * (n + m) / min(n, m), 2 * reference.minimum * (n + m) / n)
     scale, current_scale = n / reference.total, m / current.total
     pairs = [(scale * count, current_scale * current.counts.get(name, 0)) for name, count in reference.counts.items()]
     pairs = sorted((pair for pair in pairs if sum(pair) >= least), key=sum, reverse=True)[: MOST_CELLS - 1]
