@@ -20,8 +20,6 @@ from sparkdl.pipeline.steps.shards import ShardsStep
 from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.steps.trial import TrialStep
 
-__all__ = ["STEPS", "steps_asked_for"]
-
 STEPS: tuple[Step, ...] = (
     IngestStep(),
     LiveStep(),

@@ -73,8 +73,9 @@ class FeaturesStep(LearningStep):
 
     def tell_result(self, run: Run, parts: Parts) -> None:
         """The windows of each part."""
-        learnt = {part: list(parts.windows(part)) for part in ("train", "validate", "test")}
-        run.record.windows |= {part: windows for part, windows in learnt.items() if windows}
+        for part in ("train", "validate", "test"):
+            if windows := parts.windows(part):
+                run.record.windows[part] = list(windows)
 
 
 def fitted_key(run: Run, parts: Parts) -> str:

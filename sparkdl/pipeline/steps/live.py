@@ -56,11 +56,10 @@ class LiveStep(Step):
         spec, name = run.spec, run.spec.judged_label
         if not spec.source.key or not run.places.table(run.project.predictions.uri):
             return {}
-        content = run.content()
-        scored = {window: receipt.key for window, receipt in _predicted(run).items()}
-        if any(content[window] is None for window in scored):
-            return {name: None}
+        scored, content = {window: receipt.key for window, receipt in _predicted(run).items()}, run.content()
         rows = {window: content[window] for window in scored}
+        if None in rows.values():
+            return {name: None}
         return {name: content_key("live", {**_settings(run), "predictions": scored, "rows": rows})}
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
