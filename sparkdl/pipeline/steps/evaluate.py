@@ -63,7 +63,7 @@ class EvaluateStep(LearningStep):
         rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
         table = run.project.table("clean")
         training = labelled(part_frame(spec, table, clean, {"train": parts.train}), prepared.labels.names)
-        judging = with_last_values(rows, training, spec, prepared.labels)
+        judging, label = with_last_values(rows, training, spec, prepared.labels), judged_label(spec, prepared.labels)
 
         def judge() -> Evaluated:
             return evaluate(judging, spec, prepared.labels, trained, rival, trusted, count, seen_reason)
@@ -78,7 +78,6 @@ class EvaluateStep(LearningStep):
             files = part_files(spec, table, "train", parts.train, spark)
             return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted, files)
 
-        label = judged_label(spec, prepared.labels)
         passes: list[Callable[[], Any]] = [judge, rows_for_trees]
         evaluated: Evaluated
         evaluated, trees = run_side_by_side(passes, spark, len(passes))
@@ -155,9 +154,9 @@ def _judging(
         record.unlabelled["test"], record.rows["test"] = checked.unlabelled, checked.labelled
         count = checked.labelled
     trained = trained_of(run.receipts, rival)
-    taught = [name for name in windows if trained is not None and name in trained.windows]
     unseen = None
     if trained is not None:
+        taught = [name for name in windows if name in trained.windows]
         unseen = unseen_rows(labelled_rows, spec, taught, trained.split, trained.columns, trained.labels)
     if rival is None or unseen is None:
         return labelled_rows, count, ""

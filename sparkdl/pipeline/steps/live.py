@@ -163,14 +163,12 @@ def _errors(
     outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
     trained = trained_of(run.receipts, model)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
-    taught = [scored.window for scored in windows]
+    taught, unseen = [scored.window for scored in windows], None
     if trained is not None:
         taught = [window for window in taught if window in trained.windows]
         unseen = unseen_rows(clean, spec, taught, trained.split, trained.columns, trained.labels)
-        if unseen is None and not all_rows_scored:
-            taught = []  # rows of these windows, of which others are scored
-    elif not all_rows_scored:
-        taught = []
+    if unseen is None and not all_rows_scored:
+        taught = []  # rows of these windows, of which others are scored
     summary = None if trained is None else trained.labels.get(name)
     for chunk in _chunks(windows, label.most_measured):
         rows = _joined(run, clean, label, outputs, chunk).toArrow()

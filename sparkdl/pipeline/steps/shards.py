@@ -27,7 +27,6 @@ class ShardsStep(LearningStep):
     def key(self, run: Run, parts: Parts) -> str:
         """What decides both sets."""
         train = run.spec.train
-        repartitioned = [train.partitions_per_process, train.num_proc]
         inputs = {
             "version": VERSION,
             "fitted": fitted_key(run, parts),
@@ -35,7 +34,7 @@ class ShardsStep(LearningStep):
             "weight": run.spec.weight,
             "seed": train.random_seed,
             "spread": train.spreads,
-            **({"partitions": repartitioned} if train.partitions_per_process else {}),
+            **({"partitions": [train.partitions_per_process, train.num_proc]} if train.partitions_per_process else {}),
             "rows": {"train": part_rows(run, parts.train), "validate": part_rows(run, parts.validate)},
         }
         return content_key("shards", inputs)
