@@ -56,7 +56,7 @@ class Baseline:
     Attributes:
         values: of each metric that a guess has a finite value of.
         guesses: by metric, what is predicted for that value, such as ``always the mean 12.3``.
-        constants: of each metric, the value of the best guess that is the same for all rows.
+        constants: of each metric, the value of the guess that is the same for all rows.
     """
 
     values: Mapping[str, float]
@@ -132,12 +132,10 @@ def baseline_of(
     for guess, metrics, guessed in _guesses(summary, rows, classes, last, key):
         measured = measure(guessed).values
         for name in (name for name in metrics if name in measured):
+            if not guess.startswith(_LAST_VALUE):  # each metric has one of these
+                constants[name] = measured[name]
             if name not in values or is_better(name, measured[name], values[name]):
                 values[name], guesses[name] = measured[name], guess
-            if not guess.startswith(_LAST_VALUE) and (
-                name not in constants or is_better(name, measured[name], constants[name])
-            ):
-                constants[name] = measured[name]
     return Baseline(values=values, guesses=guesses, constants=constants)
 
 
