@@ -112,11 +112,7 @@ def publish_inputs(run: Run, parts: Parts) -> dict[str, Any]:
 def judged_against(run: Run, publish: Mapping[str, Any]) -> int | None:
     """The version that a publication's model is compared with: the champion when it was first judged, or now.
 
-    A model that is the champion itself is compared with the one that it followed.
-
-    Args:
-        run: that judges.
-        publish: what decides the publication.
+    A model that is the champion itself is compared with the one that it followed. ``publish`` decides the publication.
     """
     name, alias = str(run.spec.publish.name), run.spec.publish.alias
     earlier = run.receipts.result("publish", content_key("publish", publish), Published)

@@ -134,12 +134,7 @@ def rules_of(project: Project) -> str:
 
 @functools.lru_cache(maxsize=100_000)
 def window_key(rules: str, fingerprint: str) -> str:
-    """The key of a window's clean rows.
-
-    Args:
-        rules: that they went through.
-        fingerprint: of what the source holds for it; empty where it holds nothing any more.
-    """
+    """The key of a window's clean rows; the fingerprint is empty where the source holds nothing for it any more."""
     return content_key("ingest", [rules, fingerprint])
 
 
@@ -167,7 +162,7 @@ def source_windows(run: Run) -> Mapping[str, str] | None:
 def keep_source_windows(run: Run, windows: Mapping[str, str]) -> None:
     """Remember which windows the source held as this run read it."""
     run.windows_read, key = windows, _source_key(run)
-    if run.snapshot.windows is None and key is not None:
+    if key is not None:
         receipt = run.receipts.of("source").get(WHOLE)
         if receipt is None or receipt.key != key or receipt.read(dict[str, str]) != windows:  # of some only counted yet
             with replacing(run.receipts, "source", [WHOLE]) as new_receipts:
@@ -223,10 +218,6 @@ def ingest(spark: SparkSession, run: Run) -> list[WindowReceipt]:
     One job validates, writes and counts the rows. Nothing is committed unless as many rows of each window left that job
     as entered it, and every expectation holds: until then nobody sees the files, and else they are removed. A transform
     may leave rows out or add some; a window that it empties is refused.
-
-    Args:
-        spark: the session.
-        run: that asks for it.
 
     Returns:
         the receipts of the windows that were due, in order.

@@ -119,12 +119,7 @@ def scored_windows(run: Run) -> dict[str, Receipt]:
 
 
 def check_predictions(run: Run, spark: SparkSession, bundle: str) -> None:
-    """Refuse a model whose predictions the table cannot hold beside those that it has.
-
-    Args:
-        run: that would publish it.
-        spark: the session.
-        bundle: address of the model.
+    """Refuse a model, by the address of its bundle, whose predictions the table cannot hold beside those that it has.
 
     Raises:
         SchemaError: a column is of another type than in the table.
