@@ -100,7 +100,6 @@ class DriftStep(Step):
         champion = run.champion()
         assert champion is not None
         run.compares_anew = self._has_other_thresholds(run)
-        thresholds = thresholds_key(run.project)
         drift_by_window: Mapping[str, Drift] = {}
         problem = ""
         try:
@@ -112,7 +111,7 @@ class DriftStep(Step):
         run.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
         receipts, shown = run.receipts, {*stale.keys, *stale.fresh}
         past_windows = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
-        if past_windows:
+        if past_windows:  # nobody reads what they came to any more, and it would fill the table
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past_windows])
         with replacing(receipts, self.name, stale.keys) as new_receipts:
             for name, key in stale.keys.items():
@@ -120,7 +119,7 @@ class DriftStep(Step):
                     drift=drift_by_window.get(name),
                     problem=problem,
                     artifact=champion.artifact,
-                    thresholds=thresholds,
+                    thresholds=thresholds_key(run.project),
                 )
                 new_receipts[name] = (str(key), look)
         return True
