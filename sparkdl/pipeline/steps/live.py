@@ -18,13 +18,13 @@ from sparkdl.models.registry import bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.rows.parts import unseen_rows
-from sparkdl.pipeline.spec import TimeSplit, quantile_column
+from sparkdl.pipeline.spec import TimeSplit
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Live, LiveError, Scored
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.drift import trained_of
-from sparkdl.pipeline.steps.score import scored_windows
+from sparkdl.pipeline.steps.score import output_columns, scored_windows
 from sparkdl.pipeline.windows import WINDOW
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def _errors(
     if name not in labels.names:
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {name!r} is compared")
     label = labels.labels[labels.names.index(name)]
-    column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
-    prefix = "" if len(labels.names) == 1 else f"{name}_"
-    outputs = [f"{prefix}{suffix}" for suffix in (map(quantile_column, label.levels) if label.levels else [column])]
+    outputs = output_columns(labels, label)
     trained = trained_of(run.receipts, model)
     all_rows_scored = not isinstance(spec.split, TimeSplit) and spec.score.window == "all"
     taught, unseen = [scored.window for scored in windows], None

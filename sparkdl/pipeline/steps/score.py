@@ -200,7 +200,7 @@ def _named(run: Run, scored: DataFrame, labels: Labels, version: int) -> DataFra
     kept_columns = _kept_columns(run, scored)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept_columns]]
     for label, name in zip(labels, _output_names(labels), strict=True):
-        columns += _columns(label, F.col(name), "" if len(labels.names) == 1 else f"{label.name}_")
+        columns += _columns(label, F.col(name), _prefix(labels, label))
     columns += [
         F.lit(version).cast("int").alias("model_version"),
         F.lit(run.record.run_id).alias("run_id"),
@@ -236,6 +236,18 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
         table.append(schema.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
     absent = {field.name: from_arrow_type(field.type) for field in table.schema() if field.name not in frame.columns}
     return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in absent.items()}) if absent else frame
+
+
+def output_columns(labels: Labels, label: FittedLabel) -> list[str]:
+    """The columns of the table of predictions that hold all that a model says of a label."""
+    names = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}
+    suffixes = [quantile_column(level) for level in label.levels] or [names[label.type]]
+    return [f"{_prefix(labels, label)}{suffix}" for suffix in suffixes]
+
+
+def _prefix(labels: Labels, label: FittedLabel) -> str:
+    """What the columns of a label begin with, where there are several."""
+    return "" if len(labels.names) == 1 else f"{label.name}_"
 
 
 def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
