@@ -109,13 +109,20 @@ class Stale:
         return {name: self.step.why(run, name, receipts.get(name)) for name in self.keys}
 
 
+class UnknownKeyError(Exception):
+    """A key follows from what is not made yet: of a window that is due, nobody knows the rows."""
+
+
 def stale_of(step: Step, run: Run) -> Stale:
     """What of a step is stale; false where nothing is.
 
     Raises:
         DataError: there is nothing that the step could begin with.
     """
-    keys = step.wanted(run)
+    try:
+        keys = step.wanted(run)
+    except UnknownKeyError:
+        keys = {"": None}
     if keys is None:
         return Stale(step=step, keys={}, known=False)
     receipts = run.receipts.of(step.name)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.documents.typed import Source
 from sparkdl.features.fitted import Features, token_functions
 from sparkdl.pipeline.code import imported
+from sparkdl.pipeline.state.evaluator import UnknownKeyError
 from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.run import Run
-from sparkdl.pipeline.steps.learning import LearningStep, UnknownKeyError, part_rows
+from sparkdl.pipeline.steps.learning import LearningStep, part_rows
 from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 

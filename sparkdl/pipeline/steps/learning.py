@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.parts import parts_of
-from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.evaluator import Stale, Step, UnknownKeyError
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.windows import Parts
@@ -16,10 +16,6 @@ from sparkdl.pipeline.work.labels import NoLabelsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class UnknownKeyError(Exception):
-    """A key follows from what is not made yet: of a window that is due, nobody knows the rows."""
 
 
 class LearningStep(Step):
@@ -61,13 +57,7 @@ class LearningStep(Step):
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key; none where nothing is learnt."""
         parts, _ = parts_to_learn(run)
-        if parts is None:
-            return {}
-        try:
-            key = self.key(run, parts)
-        except UnknownKeyError:
-            return {"": None}
-        return {key: key}
+        return {} if parts is None else {(key := self.key(run, parts)): key}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the result can be read, and what it names is there."""

@@ -13,7 +13,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.drift import Drift
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.state.evaluator import nothing_new
+from sparkdl.pipeline.state.evaluator import nothing_new, stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Published, Scored, Trained
@@ -250,6 +250,16 @@ def test_predictions_are_made_anew_where_they_are_to_have_another_key(new_run, t
             wanted = score.ScoreStep().wanted(run)
             made |= {key for partition, key in wanted.items() if partition.startswith(D6)}
     assert len(made) == 4
+
+
+def test_what_follows_from_a_window_that_nobody_has_read_is_stale_by_no_key_yet(new_run, monkeypatch):
+    search = "search={method: random, trials: 2, space: {model.width: [8, 16]}}"
+    run = ingested(new_run(search, "split.test=1 day"), CONTENT)
+    assert all(stale_of(step, run).keys for step in STEPS if step.learns)
+    monkeypatch.setattr(run, "content", lambda **_: CONTENT | {D1: None})
+    for step in STEPS:
+        if step.learns:
+            assert list(stale_of(step, run).keys.values()) == [None], step.name
 
 
 @pytest.mark.parametrize("module", [features, shards, train, evaluate, score])
