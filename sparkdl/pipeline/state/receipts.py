@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
+import msgspec
 import pyarrow as pa
 
 from sparkdl.columns.numpy_arrow import from_rows, to_rows
@@ -50,23 +51,13 @@ def content_key(step: str, inputs: Any) -> str:
 
     Args:
         step: name of the step; raise a number in ``inputs`` when what the step does changes.
-        inputs: JSON values and dataclasses of them.
+        inputs: JSON values, and dataclasses and sections of the file that hold them.
 
     Raises:
-        TypeError: a value is no JSON value, so that it has no one spelling.
+        TypeError: a value is no JSON value.
+        ValueError: a number is none that JSON knows.
     """
-    return sha256_hex(encode([step, _sorted(inputs)]))[:32]
-
-
-def _sorted(value: Any) -> Any:
-    """The value with the keys of every mapping in order, as plain lists, dicts and scalars."""
-    if isinstance(value, Mapping):
-        return {str(name): _sorted(value[name]) for name in sorted(value, key=str)}
-    if isinstance(value, list | tuple):
-        return [_sorted(element) for element in value]
-    if isinstance(value, set | frozenset):
-        raise TypeError(f"{value!r} has no order: give a sorted list")
-    return value
+    return sha256_hex(encode(msgspec.to_builtins([step, inputs], order="deterministic")))[:32]
 
 
 @dataclass(frozen=True, kw_only=True)
