@@ -3,7 +3,7 @@
 A lease is a file with the next number, created only if it is absent, so of many who try one wins; nothing is ever
 deleted to take one over. Its holder rewrites a second file every few seconds. A lease is over when it was given back;
 when its process is gone, as far as this machine can tell, or YARN, of whose application a later attempt asks; or when
-that second file has not changed for ``stale_after``, by the clock of whoever watches it: two clocks are never compared.
+that second file has not changed for five minutes, by the clock of whoever watches it: two clocks are never compared.
 
 The number is the run's epoch. A holder may live on and know nothing of a later one, so each commit to a table carries
 the epoch, and is refused where a later one has committed (``tables/engine.py``, ``Fence``).
@@ -30,6 +30,7 @@ from sparkdl.storage import Storage
 from sparkdl.tables.engine import Fence
 
 BEAT_SECONDS = 15.0
+"""How often a holder says that it lives."""
 STALE_SECONDS = 300.0
 """Silence after which a lease is over."""
 
@@ -95,33 +96,9 @@ class Holder:
     attempt: Count = 0
     claims_due: bool = False
 
-    @staticmethod
-    def here(run_id: str, domain: str, clock: Clock) -> Holder:
-        """This process, with a run."""
-        process_id = os.getpid()
-        container = _YARN_CONTAINER.fullmatch(os.environ.get("CONTAINER_ID", ""))
-        return Holder(
-            run_id=run_id,
-            host=socket.gethostname(),
-            process=process_id,
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            beat=clock.now(),
-            place=processes.place(),
-            started=processes.started(process_id) or 0,
-            domain=domain,
-            application=container[1] if container else "",
-            attempt=int(container[2]) if container else 0,
-        )
-
-    def over(self, now: float, stale_after: float) -> bool:
-        """Whether its lease is known to be over without watching it.
-
-        Args:
-            now: by this machine's clock that only grows.
-            stale_after: seconds of silence that end a lease of this machine.
-        """
-        is_same_place = self.place == processes.place()
-        silent = is_same_place and now - self.beat > stale_after
+    def over(self, now: float) -> bool:
+        """Whether its lease is known to be over without watching it, by this machine's clock that only grows."""
+        silent = self.place == processes.place() and now - self.beat > STALE_SECONDS
         return self.released or silent or processes.ended(self.place, self.process, self.started)
 
     def __str__(self) -> str:
@@ -165,24 +142,15 @@ class Lease:
 
 
 @contextmanager
-def lease(
-    folder: Storage,
-    run_id: str,
-    *,
-    beat_seconds: float = BEAT_SECONDS,
-    stale_after: float = STALE_SECONDS,
-    clock: Clock = _MACHINE,
-) -> Iterator[Lease]:
+def lease(folder: Storage, run_id: str, *, clock: Clock = _MACHINE) -> Iterator[Lease]:
     """Hold the lease of a pipeline for the time of the block.
 
-    A living holder on another machine is told by its beat, so that a second run waits for up to ``beat_seconds`` before
-    it is refused, and for ``stale_after`` before it takes over from one that is dead.
+    A living holder on another machine is told by its beat, so that a second run waits for up to ``BEAT_SECONDS`` before
+    it is refused, and for ``STALE_SECONDS`` before it takes over from one that is dead.
 
     Args:
         folder: for leases alone.
         run_id: shown to whoever comes second.
-        beat_seconds: how often the holder says that it lives.
-        stale_after: seconds without a beat after which a lease is over.
         clock: that tells how long a holder is silent.
 
     Raises:
@@ -190,7 +158,7 @@ def lease(
         LeaseLostError: another run took it over in the block, and something in there was refused or failed since.
         StorageError: the folder cannot be read or written.
     """
-    own_lease = _take(folder, run_id, stale_after, clock)
+    own_lease = _take(folder, run_id, clock)
     end_event = threading.Event()
 
     def beat(*, released: bool = False) -> None:
@@ -198,7 +166,7 @@ def lease(
         folder.child(f"{own_lease.number:09d}.beat.json").write_atomic(encode(holder))
 
     def keep() -> None:
-        while not end_event.wait(beat_seconds):
+        while not end_event.wait(BEAT_SECONDS):
             with suppress(StorageError):  # the next one may get through; without any, the lease ends by itself
                 beat()
 
@@ -235,26 +203,35 @@ def holder_of(folder: Storage) -> Holder | None:
     """
     number = max(_numbers(folder), default=0)
     holder = _holder(folder, number) if number else None
-    return None if holder is None or holder.over(time.monotonic(), STALE_SECONDS) else holder
+    return None if holder is None or holder.over(time.monotonic()) else holder
 
 
-def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lease:
+def _take(folder: Storage, run_id: str, clock: Clock) -> Lease:
     numbers = sorted(_numbers(folder))
     last = numbers[-1] if numbers else 0
     earlier = _holder(folder, last) if last else None
-    holder = Holder.here(run_id, earlier.domain if earlier and earlier.domain else uuid.uuid4().hex, clock)
-    later_attempt = (  # which YARN started since the one before has failed
-        earlier is not None
-        and holder.application != ""
-        and holder.application == earlier.application
-        and holder.attempt > earlier.attempt
-    )
-    if earlier is not None and not later_attempt:
-        earlier = _watched(folder, last, earlier, stale_after, clock)
+    container = _YARN_CONTAINER.fullmatch(os.environ.get("CONTAINER_ID", ""))
+    application, attempt = (container[1], int(container[2])) if container else ("", 0)
+    domain = earlier.domain if earlier is not None and earlier.domain else uuid.uuid4().hex
+    if earlier is not None and not (application and application == earlier.application and attempt > earlier.attempt):
+        earlier = _watched(folder, last, earlier, clock)  # else YARN started this one since that one has failed
     if earlier is not None and not earlier.released:
         logger.warning("%s is gone without giving its lease back: this run takes over", earlier)
     claims_due = last > 0 and (earlier is None or not earlier.released or earlier.claims_due)
-    holder = replace(holder, beat=clock.now(), claims_due=claims_due)  # the watch took its time
+    process_id = os.getpid()
+    holder = Holder(
+        run_id=run_id,
+        host=socket.gethostname(),
+        process=process_id,
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+        beat=clock.now(),
+        place=processes.place(),
+        started=processes.started(process_id) or 0,
+        domain=domain,
+        application=application,
+        attempt=attempt,
+        claims_due=claims_due,
+    )
     try:
         folder.child(f"{last + 1:09d}.json").write_if_absent(encode(holder))
     except ConflictError:
@@ -268,7 +245,7 @@ def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lea
     return Lease(folder, last + 1, holder, claims_due, fence)
 
 
-def _watched(folder: Storage, number: int, earlier: Holder, stale_after: float, clock: Clock) -> Holder:
+def _watched(folder: Storage, number: int, earlier: Holder, clock: Clock) -> Holder:
     """Wait until a lease is over; what its holder said last.
 
     Raises:
@@ -276,14 +253,14 @@ def _watched(folder: Storage, number: int, earlier: Holder, stale_after: float, 
     """
     refusal = f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it"
     silent_since, is_same_place = clock.now(), earlier.place == processes.place()
-    if not is_same_place and not earlier.over(silent_since, stale_after):
-        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, stale_after)
-    while not earlier.over(clock.now(), stale_after):
+    if not is_same_place and not earlier.over(silent_since):
+        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, STALE_SECONDS)
+    while not earlier.over(clock.now()):
         if is_same_place:
             raise LeaseTakenError(refusal)
-        if clock.now() - silent_since > stale_after:
+        if clock.now() - silent_since > STALE_SECONDS:
             break
-        clock.wait(stale_after / _LOOKS)
+        clock.wait(STALE_SECONDS / _LOOKS)
         current = _holder(folder, number)
         if current is not None and not current.released and current.beat != earlier.beat:
             raise LeaseTakenError(refusal)

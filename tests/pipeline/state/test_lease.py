@@ -43,6 +43,12 @@ class Machine:
         return Clock(lambda: self.seconds, self.wait)
 
 
+def here(folder, clock=None):
+    """This process, as it holds a lease of another pipeline."""
+    with lease(folder.parent().child("others"), "a", clock=clock or Clock()) as mine:
+        return mine.holder
+
+
 def put(folder, holder, number=1):
     folder.child(f"{number:09d}.json").write_atomic(encode(holder))
 
@@ -104,8 +110,7 @@ def test_a_holder_of_another_host_that_ends_while_it_is_watched_is_followed_at_o
 
 
 def test_a_process_of_this_host_that_lives_and_has_not_beaten_for_long_is_over(folder):
-    me = Holder.here("a", "domain", Clock(lambda: 1000.0))
-    put(folder, me)
+    put(folder, here(folder, Clock(lambda: 1000.0)))
     machine = Machine()
     machine.seconds = 1299.0
     with pytest.raises(LeaseTakenError):
@@ -131,8 +136,7 @@ def test_a_later_attempt_of_a_yarn_application_takes_over_from_its_first_at_once
     folder, monkeypatch, theirs, mine, waits
 ):
     monkeypatch.setenv("CONTAINER_ID", theirs)
-    before = Holder.here("a", "domain", Clock())
-    put(folder, replace(before, host="another", place="another"))
+    put(folder, replace(here(folder), host="another", place="another"))
     monkeypatch.setenv("CONTAINER_ID", mine)
     machine = Machine()
     with lease(folder, "b", clock=machine.clock()) as taken:
@@ -249,8 +253,8 @@ def test_a_process_of_another_container_with_this_hosts_name_is_not_looked_for_h
     holder = Holder(
         run_id="r", host=socket.gethostname(), process=gone.pid, since="", beat=time.monotonic(), place="elsewhere"
     )
-    assert not holder.over(time.monotonic(), 300.0)
-    assert replace(holder, place=processes.place()).over(time.monotonic(), 300.0)
+    assert not holder.over(time.monotonic())
+    assert replace(holder, place=processes.place()).over(time.monotonic())
     mine = replace(holder, place=processes.place(), process=os.getpid(), started=processes.started(os.getpid()))
-    assert not mine.over(time.monotonic(), 300.0)
-    assert replace(mine, started=mine.started + 1).over(time.monotonic(), 300.0)  # a dead process' number, given again
+    assert not mine.over(time.monotonic())
+    assert replace(mine, started=mine.started + 1).over(time.monotonic())  # a dead process' number, given again
