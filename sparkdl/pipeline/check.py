@@ -20,16 +20,12 @@ from sparkdl.pipeline.state.project import Project
 from sparkdl.storage import Storage, check_places
 from sparkdl.storage.address import looks_like_a_table
 
-_NOT_LOOKED = "the columns of the source were not looked at"
+_REFUSED = (SchemaError, IntegrityError, TableFilesError)
+"""What is wrong with a source itself; whatever else goes wrong, a file is often checked where the rows are not."""
 
 
-def check_source(project: Project, snapshot: SourceSnapshot) -> str:
-    """Hold the file against the columns of its source.
-
-    A source that cannot be reached says nothing about the file: a file is often checked where the rows are not.
-
-    Returns:
-        what could not be checked, in words; empty where all of it was.
+def check_source(project: Project, snapshot: SourceSnapshot) -> None:
+    """Hold the file against the columns of its source, as far as these are known without Spark.
 
     Raises:
         PipelineFileError: columns are missing, or have types that their use does not fit.
@@ -37,10 +33,14 @@ def check_source(project: Project, snapshot: SourceSnapshot) -> str:
         IntegrityError: the log of a Delta table names a file outside of its folder.
         TableFilesError: the files are those of a Delta, Iceberg or Hudi table.
     """
-    columns, unknown = _columns(project, snapshot)
-    if columns is not None and columns.complete:
+    try:
+        columns = project.source.columns(snapshot)
+    except _REFUSED:
+        raise
+    except SparkdlError:
+        return
+    if columns.complete and not columns.why_not:
         project.file.check_columns(columns.types)
-    return unknown
 
 
 def problems_of(project: Project) -> tuple[list[tuple[Path, str]], str]:
@@ -51,24 +51,30 @@ def problems_of(project: Project) -> tuple[list[tuple[Path, str]], str]:
     spec, problems, unknown = project.spec, list(_unwritable(project.file)), []
     try:
         snapshot = project.source.snapshot()
-        columns, why = _columns(project, snapshot)
-    except (SchemaError, IntegrityError, TableFilesError) as error:
+        columns = project.source.columns(snapshot)
+    except _REFUSED as error:
         return [*problems, (("source",), f": {error}")], ""
     except SparkdlError as error:
-        columns, why = None, f"{_NOT_LOOKED}: {error}"
-    if columns is not None and columns.complete:
+        columns = Columns(types={}, why_not=str(error))
+    if columns.why_not:
+        unknown.append(f"the columns of the source were not looked at: {columns.why_not}")
+    elif not columns.complete:
+        absent = [repr(column) for column in read_of_source(spec) if column not in columns.types]
+        if absent:
+            unknown.append(f"the first rows of the source do not have {', '.join(absent)}: check the spelling")
+    if columns.complete and not columns.why_not:
         analysis = analysed(spec, columns.types)
         missing = list(misfits(spec, columns.types, analysis.transformed))
         paths = {path[:2] for path, _ in missing}
         problems += [(path, sentence) for path, sentence in analysis.problems if path[:2] not in paths]
         problems += missing
         problems += [problem for problem in _constant_labels(project, snapshot) if problem[0] not in paths]
-        unknown.append(analysis.unknown)
+        unknown += [analysis.unknown] if analysis.unknown else []
     elif spec.transform is not None and spec.transform.sql is not None:
         sentence = sql_problem(spec.transform.sql)
         problems += [(("transform", "sql"), sentence)] if sentence else []
         unknown.append("transform.sql was read and not analysed, since not all columns are known")
-    return problems, "; ".join(filter(None, [why, *unknown]))
+    return problems, "; ".join(unknown)
 
 
 def places_written(spec: PipelineSpec) -> dict[str, Storage]:
@@ -76,22 +82,6 @@ def places_written(spec: PipelineSpec) -> dict[str, Storage]:
     names, target = ("runs", "tables", "shards", "registry"), str(spec.score.target)
     places = {f"places.{name}": Storage.of(str(getattr(spec.places, name))) for name in names}
     return places if looks_like_a_table(target) else {**places, "score.target": Storage.of(target)}
-
-
-def _columns(project: Project, snapshot: SourceSnapshot) -> tuple[Columns | None, str]:
-    """What is known of the source's columns, and what is not, in words."""
-    try:
-        columns = project.source.columns(snapshot)
-    except (SchemaError, IntegrityError, TableFilesError):
-        raise
-    except SparkdlError as error:
-        return None, f"{_NOT_LOOKED}: {error}"
-    if columns.why_not:
-        return None, f"{_NOT_LOOKED}: {columns.why_not}"
-    needed = () if columns.complete else read_of_source(project.spec)
-    absent = [column for column in needed if column not in columns.types]
-    names = ", ".join(map(repr, absent))
-    return columns, f"the first rows of the source do not have {names}: check the spelling" if absent else ""
 
 
 def _unwritable(file: PipelineFile) -> Iterator[tuple[Path, str]]:
