@@ -92,7 +92,7 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
         raise
     finally:
         run.release()
-        record.seconds, record.steps = time.perf_counter() - started, run.notes
+        record.seconds = time.perf_counter() - started
         leave(run)
     return record
 
@@ -138,7 +138,7 @@ def _make(stale: Stale, run: Run, spark: SparkSession) -> None:
 
 def _pass(stale: Stale, run: Run, spark: SparkSession) -> None:
     """Note that a step is as it should be, unless this run has made it, and tell the record what it has come to."""
-    step, noted = stale.step, any(note.name == stale.step.name for note in run.notes)
+    step, noted = stale.step, any(note.name == stale.step.name for note in run.record.steps)
     if step.name == "ingest" and not noted:
         check_columns(spark, run)
     if step.listed and not step.looks and not noted and (stale.fresh or step.name == "ingest"):
@@ -150,12 +150,11 @@ def _pass(stale: Stale, run: Run, spark: SparkSession) -> None:
 def _end(run: Run) -> None:
     """Say what came of it: the last that this run itself has done tells."""
     record, until = run.record, run.request.until
-    done_steps = list(dict.fromkeys(note.name for note in run.notes if not note.kept))
-    producing_steps = [name for name in done_steps if name not in ("live", "drift")]  # these only look
+    producing_steps = [name for name in run.made if name not in ("live", "drift")]  # these only look
     stop_text = "" if until is None else f"stopped after {until}, as asked"
     parts, waits = parts_to_learn(run) if until != "ingest" else (None, "")
     published: Published | None = None
-    if parts is not None and "publish" in done_steps:
+    if parts is not None and "publish" in run.made:
         published = PublishStep().kept(run, parts)
     if published is not None:
         outcome: Outcome = "promoted" if published.promoted else "not promoted"
@@ -163,8 +162,8 @@ def _end(run: Run) -> None:
     elif record.predictions:
         text = f"version {record.model['champion']} scored {sum(record.predictions.values())} rows"
         record.end("scored", "; ".join(filter(None, [text, waits])))
-    elif producing_steps or run.compares_anew or (stop_text and done_steps):
-        text = f"did {', '.join(producing_steps or done_steps)}, from which neither a model nor predictions followed"
+    elif producing_steps or run.compares_anew or (stop_text and run.made):
+        text = f"did {', '.join(producing_steps or run.made)}, from which neither a model nor predictions followed"
         record.end("stopped", stop_text or "; ".join(filter(None, [text, waits])))
     elif not waits and not source_windows(run) and not run.windows():
         raise DataError("the source has no rows: wait for data, or correct source")

@@ -58,8 +58,9 @@ class Looking(Made):
 
 def walk(steps, learnt="all", **receipts):
     known = {name: {key: Receipt(step=name, partition=key, key=key) for key in keys} for name, keys in receipts.items()}
-    run = SimpleNamespace(learnt=learnt, calls=[], notes=[], receipts=_Receipts(known), look_again=lambda: None)
-    run.note = run.notes.append
+    record = SimpleNamespace(steps=[])
+    run = SimpleNamespace(learnt=learnt, calls=[], record=record, receipts=_Receipts(known), look_again=lambda: None)
+    run.note = record.steps.append
     _make_what_is_stale(steps, run, None)
     return run
 
@@ -78,7 +79,7 @@ def test_where_less_is_learnt_from_than_was_begun_with_each_step_tells_what_was_
     ]  # fmt: skip
     kept = walk(steps, features=["all", "labelled"])
     assert kept.calls[:4] == ["tell features all", "make shards all", "tell features labelled", "make shards labelled"]
-    assert [(note.name, note.kept) for note in kept.notes] == [
+    assert [(note.name, note.kept) for note in kept.record.steps] == [
         ("features", True), ("shards", False), ("shards", False), ("train", False),
     ]  # fmt: skip
 

@@ -29,7 +29,7 @@ def clean_up(run: Run) -> None:
     Raises:
         LeaseLostError: a later run has taken it over.
     """
-    if not any(note.name == "train" and not note.kept for note in run.notes):
+    if "train" not in run.made:
         return
     for remove in (_shards, _models, _versions, _idle_runs):
         run.check_lease()
@@ -56,7 +56,7 @@ def _models(run: Run) -> None:
     newest = set(_keys(run, "train")) - set(_old(run, "train"))
     trainings = [run.receipts.result("train", key, Trained) for key in newest]
     bundles = {trained.bundle.rstrip("/").rpartition("/")[2] for trained in trainings if trained is not None}
-    kept_names = newest | bundles | {note.key for note in run.notes if note.name == "trial"}
+    kept_names = newest | bundles | {note.key for note in run.record.steps if note.name == "trial"}
     runs = run.project.runs
     models, checkpoints = runs.child("models"), runs.child("training").child("runs")
     for name in _names(models) - kept_names:
@@ -103,7 +103,7 @@ def _names(folder: Storage, form: re.Pattern[str] = _KEY) -> set[str]:
 
 def _old(run: Run, step: str) -> list[str]:
     """Keys of what is neither among the newest nor used by this run."""
-    most, used = run.spec.keep.trainings, {note.key for note in run.notes if note.name == step}
+    most, used = run.spec.keep.trainings, {note.key for note in run.record.steps if note.name == step}
     return [] if most is None else [key for key in _keys(run, step)[most:] if key not in used]
 
 

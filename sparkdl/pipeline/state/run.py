@@ -111,7 +111,6 @@ class Run:
         run_id: that its receipts carry.
         lease: that it commits under; None until it has one.
         places: whether what receipts name is still there.
-        notes: what it did about each step.
         again: first and last window that are still to be done in any case.
         compares_anew: whether drift is compared by other thresholds than it was, for which alone a run is due.
         windows_read: a hash of what the source held for each window when it was read, where only Spark can tell.
@@ -123,7 +122,6 @@ class Run:
         self.run_id = f"{self.request.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         self.lease: Lease | None = None
         self.places = Places()
-        self.notes: list[StepNote] = []
         self.again = self.request.again
         self.compares_anew = False
         self.windows_read: Mapping[str, str] | None = None
@@ -246,8 +244,13 @@ class Run:
 
     def note(self, note: StepNote) -> None:
         """Note what was done about a step, and tell whoever listens."""
-        self.notes.append(note)
+        self.record.steps.append(note)
         emit("step", name=note.name, state="kept" if note.kept else "done", seconds=note.seconds)
+
+    @property
+    def made(self) -> list[str]:
+        """The steps of which this run has made something, in order."""
+        return list(dict.fromkeys(note.name for note in self.record.steps if not note.kept))
 
     @cached_property
     def record(self) -> RunRecord:

@@ -48,7 +48,7 @@ class ShardsStep(LearningStep):
         from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import cut_shards
 
-        if not any(note.name == "features" and not note.kept for note in run.notes):  # else that step has done so
+        if "features" not in run.made:  # else that step has done so
             start_torch_daemon(spark)  # a training follows
         features, labels, _ = features_of(run, parts)
         windows: dict[Part, tuple[str, ...]] = {"train": parts.train, "validate": parts.validate}

@@ -88,10 +88,9 @@ class TrainStep(LearningStep):
         record.trained = self.kept(run, parts)
         if record.drift is not None and record.drift.action == "retrain":
             newest = (parts.test or parts.validate)[-1]
-            has_trained = any(note.name == self.name and not note.kept for note in run.notes)
             text = (
                 f"trained again, with all rows up to {newest}"
-                if has_trained
+                if self.name in run.made
                 else f"nothing can change, since a model was trained on all rows up to {newest} already"
             )
             record.drift = replace(record.drift, reason=f"{record.drift.reason}; {text}")

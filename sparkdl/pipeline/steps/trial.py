@@ -52,6 +52,6 @@ class TrialStep(Step):
 
     def tell(self, run: Run) -> None:
         """Which trials of the search earlier runs have made."""
-        noted = {note.key for note in run.notes if note.name == self.name}
+        noted = {note.key for note in run.record.steps if note.name == self.name}
         kept_keys = [key for key in self.wanted(run) if key not in noted]
-        run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]
+        run.record.steps += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept_keys]

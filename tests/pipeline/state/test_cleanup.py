@@ -56,7 +56,7 @@ class Home:
     def keep(self, run, step, key, result):
         """What a run leaves once it has made what a key decides."""
         run.receipts.keep(step, key, result)
-        run.notes.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
+        run.record.steps.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
 
     def put(self, path, number):
         file = self.root / path
