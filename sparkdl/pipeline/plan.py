@@ -139,11 +139,10 @@ def plan_of(run: Run) -> Plan:
         check_champion(run)
     except ConfigError as error:
         return replace(plan, stops=str(error))
+    listed = [step.name for step in steps[1:] if step.listed]
     if nothing_new(steps, run):
-        kept_steps = [
-            PlannedStep(name=step.name, state="kept", why="nothing has changed") for step in steps[1:] if step.listed
-        ]
-        return replace(plan, nothing_new=True, steps=tuple(kept_steps))
+        kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in listed]
+        return replace(plan, nothing_new=True, steps=tuple(kept))
     if len(steps) == 1:
         return replace(plan, amounts=_amounts(run, due, None))
     run_after = _AfterIngestion(run, ingest)
@@ -152,12 +151,10 @@ def plan_of(run: Run) -> Plan:
     except DataError as error:
         if due is not None:
             return replace(plan, stops=str(error))
-        unread = [
-            PlannedStep(name=step.name, state="open", why="no row was read yet") for step in steps[1:] if step.listed
-        ]
+        unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in listed]
         return replace(plan, steps=tuple(unread), amounts=_amounts(run, due, None))
     planned, stops = _walk(steps[1:], run_after, due_is_known=due is not None)
-    if stops and due is not None:
+    if stops:
         return replace(plan, steps=tuple(planned), stops=stops)
     learnt, _ = parts_to_learn(run_after)
     amounts = _amounts(run, due, learnt or parts)
@@ -176,40 +173,34 @@ def _walk(steps: Sequence[Step], run: Run, *, due_is_known: bool) -> tuple[list[
     for step in steps:
         if not step.listed:  # no other step waits for it
             continue
-        if step.name == "drift":
-            planned.append(_drift(step, run))
-            action = decided(run).action if planned[0].state == "kept" else "none"
-            if action == "fail" and due_is_known:
-                return planned, planned[0].why
-            if action == "retrain":
-                learn_from_all(run)
-            continue
-        if step.learns:
-            _, waits = parts_to_learn(run)
-            if waits:
-                why = waits.removeprefix("learning waits: ")
-                planned.append(PlannedStep(name=step.name, state="waits", why=why))
-                continue
-        if step.learns and first_stale:
-            state: StepState = "open" if step.name == "publish" else "done again"
+        _, waits = parts_to_learn(run) if step.learns else (None, "")
+        if waits:
+            state: StepState = "waits"
+            why = waits.removeprefix("learning waits: ")
+        elif step.learns and first_stale:
+            state = "open" if step.name == "publish" else "done again"
             why = "evaluate decides" if step.name == "publish" else f"it follows {first_stale}"
         else:
             state, why = _state(step, run)
             if state != "kept" and step.learns:
                 first_stale = step.name
+        is_kept = state == "kept"
+        if is_kept and not due_is_known:
+            state, why = "open", f"{why}, if no row of the source has changed"
         planned.append(PlannedStep(name=step.name, state=state, why=why))
-    if not due_is_known:
-        planned = [
-            replace(step, state="open", why=f"{step.why}, if no row of the source has changed")
-            if step.state == "kept"
-            else step
-            for step in planned
-        ]
+        if is_kept and step.name == "drift":
+            action = decided(run).action
+            if action == "fail" and due_is_known:
+                return planned, why
+            if action == "retrain":
+                learn_from_all(run)
     return planned, ""
 
 
 def _state(step: Step, run: Run) -> tuple[StepState, str]:
     """The state of a step that follows from what is known."""
+    if step.name == "drift":
+        return _drift(step, run)
     if step.name == "score":
         return _scoring(step, run)
     stale = stale_of(step, run)
@@ -232,19 +223,18 @@ def _new_windows(step: Step, run: Run) -> str:
     return f"of the {part} windows {count} new or changed"
 
 
-def _drift(step: Step, run: Run) -> PlannedStep:
+def _drift(step: Step, run: Run) -> tuple[StepState, str]:
     """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
     champion, action = run.champion(), run.spec.drift.action
     if champion is None:
-        return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
+        return "open", "there is no champion yet to compare with"
     if stale := stale_of(step, run):
         action_text = "" if action == "warn" else f", and {action} may follow"
         count = f"{len(stale.keys)} windows are" if len(stale.keys) > 1 else "1 window is"
-        why = f"{count} not compared with version {champion.version} yet{action_text}"
-        return PlannedStep(name="drift", state="done again", why=why)
+        return "done again", f"{count} not compared with version {champion.version} yet{action_text}"
     drifted = decided(run)
     action_text = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
-    return PlannedStep(name="drift", state="kept", why=f"{action_text}{drifted.reason}")
+    return "kept", f"{action_text}{drifted.reason}"
 
 
 def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
