@@ -77,11 +77,9 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                 loading.join()
                 with interrupts_between_calls(session), code_for_workers(session, spec):
                     check_places({"places.tables": Storage.of(str(spec.places.tables))}, session)
-                    champion = run.champion()
-                    record.model["before"] = champion.version if champion else None
+                    record.model["before"] = run.champion_version()
                     _make_what_is_stale(steps, run, session)
-                    champion = run.champion()
-                    record.model["champion"] = champion.version if champion else None
+                    record.model["champion"] = run.champion_version()
                     _end(run)
                 clean_up(run)
     except BaseException as error:
@@ -190,8 +188,7 @@ def leave(run: Run) -> None:
     with interrupts_wait():  # else a run that has moved the champion could be none that anybody knows of
         with _tried("champion of this run was not found out"):
             if "champion" not in record.model:
-                champion = run.champion()
-                record.model["champion"] = champion.version if champion is not None else None
+                record.model["champion"] = run.champion_version()
         with _tried("report of this run was not written"):
             if record.outcome != "nothing new":  # what writes it need not be loaded then
                 from sparkdl.pipeline.report import has_report, write_report

@@ -76,8 +76,7 @@ def status_of(run: Run) -> Status:
         problem = str(error)
     recent = list(islice(records(run.project.runs), _LOOK_BACK))
     last_read = "" if due is not None or problem else _last_read(run.snapshot, recent)
-    champion, spec = run.champion(), run.project.spec
-    version = None if champion is None else champion.version
+    champion, version, spec = run.champion(), run.champion_version(), run.spec
     drifts = (record.drift for record in recent if record.drift is not None)
     published = (record.evaluated for record in recent if version and record.model.get("version") == version)
     return Status(

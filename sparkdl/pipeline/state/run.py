@@ -205,6 +205,11 @@ class Run:
             self._champion = [self.registry.get(name, alias) if alias in self.registry.aliases(name) else None]
         return self._champion[0]
 
+    def champion_version(self) -> int | None:
+        """Its number; None where there is no champion."""
+        champion = self.champion()
+        return None if champion is None else champion.version
+
     def look_again(self) -> None:
         """Ask the registry anew for the champion, which anybody may have moved."""
         self._champion = None

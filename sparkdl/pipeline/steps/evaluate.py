@@ -120,7 +120,7 @@ def judged_against(run: Run, publish: Mapping[str, Any]) -> int | None:
         return earlier.against
     champion = run.champion()
     if champion is None or champion.publication != publish["train"]:
-        return champion.version if champion is not None else None
+        return run.champion_version()
     # it is this very model: a run ended once the alias had moved, or only the gate was changed since
     moves = [move for move in run.registry.history(name) if move.kind == "aliased" and move.alias == alias]
     followed = [move.previous for move in moves if move.version == champion.version]
