@@ -12,6 +12,7 @@ import signal
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -114,21 +115,14 @@ def _post(address: str, content: bytes, seconds: float) -> str:
         error.close()
         moved = ", a redirect, which is not followed: write the address that it leads to" if error.code < 400 else ""
         return f"was answered with {error.code}{moved}"
-    except URLError as error:
-        return f"cannot be reached ({_reason(error.reason)})"
-    except (OSError, ValueError) as error:  # the text of a ValueError may hold the address
-        return f"cannot be reached ({_reason(error)})"
-    except Exception as error:  # http.client's own, such as a cut answer
-        return f"cannot be reached ({type(error).__name__})"
+    except Exception as error:  # the text of a ValueError, or of http.client's own, may hold the address
+        cause = error.reason if isinstance(error, URLError) else error
+        if isinstance(cause, OSError):
+            return f"cannot be reached ({cause.strerror or (cause.args or [type(cause).__name__])[-1]})"
+        return f"cannot be reached ({type(cause).__name__})"
 
 
-def _reason(error: object) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error.args[-1] if error.args else type(error).__name__)
-    return type(error).__name__
-
-
-def _within(seconds: float, work: Any) -> str:
+def _within(seconds: float, work: Callable[[], str]) -> str:
     """Do ``work`` for so long; a server that answers byte by byte is not waited for."""
     answers = [f"did not answer within {seconds:g} s"]
     thread = threading.Thread(target=lambda: answers.append(work()), name="sparkdl-notify", daemon=True)
