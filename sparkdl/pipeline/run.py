@@ -21,7 +21,7 @@ from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.session import code_for_workers, open_session, torch_for_workers
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
-from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
+from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import Outcome, RunRecord
@@ -96,27 +96,34 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
 
 
 def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) -> None:
-    """Make the first step that is stale, until none is, and tell the record of each step that is passed."""
+    """Make the first step that is stale, until none is, and tell the record of each step that is passed.
+
+    What a step makes may be why one before it is stale again, as where a part turns out to have no label yet: the list
+    is walked from its start each time.
+    """
     passed: dict[str, tuple[str, ...]] = {}
     attempts: set[tuple[str | None, ...]] = set()
     while True:
         run.look_again()
-        stale: Stale | None = None
-        for stale in walk(steps, run, passed):
-            step = stale.step
+        for step in steps:
+            if step.looks and step.name in passed:  # once a run, whatever it has seen
+                continue
+            stale = stale_of(step, run)
+            if stale:
+                break
             # Told once, and once more where other windows are learnt from, for want of a label.
-            if not stale and passed.get(step.name) != tuple(stale.fresh):
+            if passed.get(step.name) != tuple(stale.fresh):
                 _pass(stale, run, spark)
                 passed[step.name] = tuple(stale.fresh)
-        if not stale:
+        else:
             return
-        attempt = (stale.step.name, *sorted(stale.keys), *stale.keys.values())
+        attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
         if attempt in attempts:  # a fault of the step's, which would be made for ever
-            raise RuntimeError(f"the step {stale.step.name} was made, and is stale again: {list(stale.keys)[:3]}")
+            raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
         attempts.add(attempt)
         _make(stale, run, spark)
-        if stale.step.looks:  # once a run, whatever it has seen
-            passed[stale.step.name] = tuple(stale.keys)
+        if step.looks:
+            passed[step.name] = tuple(stale.keys)
 
 
 def _make(stale: Stale, run: Run, spark: SparkSession) -> None:

@@ -6,7 +6,7 @@ what the receipt names is gone. Nothing is made here, and nothing that is made i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -137,35 +137,12 @@ def stale_of(step: Step, run: Run) -> Stale:
     return Stale(step=step, keys=stale, fresh=[partition for partition in keys if partition not in stale])
 
 
-def walk(steps: Sequence[Step], run: Run, passed: Collection[str] = ()) -> Iterator[Stale]:
-    """The steps in order, each with what of it is fresh, up to the first that is stale.
-
-    What a step makes may be why one before it is stale again, as where a part turns out to have no label yet: a run
-    walks from the start each time.
-
-    Args:
-        steps: that the run is asked for.
-        run: the run.
-        passed: steps that the run has passed before; of these, the ones that only look are passed over.
-
-    Raises:
-        DataError: there is nothing that a step could begin with.
-    """
-    for step in steps:
-        if step.looks and step.name in passed:
-            continue
-        stale = stale_of(step, run)
-        yield stale
-        if stale:
-            return
-
-
 def nothing_new(steps: Sequence[Step], run: Run) -> bool:
     """Whether a run of these steps would find nothing to do, as far as can be told without Spark.
 
     Raises:
         DataError: there is nothing that a step could begin with.
     """
-    if any(walk([step for step in steps if not step.looks], run)):
+    if any(stale_of(step, run) for step in steps if not step.looks):
         return False
     return not any(step.asks_for_a_run(run) for step in steps)

@@ -21,7 +21,7 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
-from sparkdl.pipeline.state.evaluator import nothing_new, walk
+from sparkdl.pipeline.state.evaluator import nothing_new, stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt
 from sparkdl.pipeline.state.results import Live, Published, Scored, Shards, Trained
@@ -297,13 +297,14 @@ class Machine:
 
     def _looked(self, world: PipelineRun, run: Run) -> Run | None:
         """The run with what it is to make next; None where nothing is stale."""
-        steps = steps_asked_for(world.request.until, train=world.request.train)
-        for stale in walk(steps, world, run.passed):
-            if stale:
+        for step in steps_asked_for(world.request.until, train=world.request.train):
+            if step.looks and step.name in run.passed:
+                continue
+            if stale := stale_of(step, world):
                 keys = tuple((partition, str(key)) for partition, key in stale.keys.items())
-                return run._replace(step=stale.step.name, keys=keys)
-            if stale.step.name not in run.passed:
-                run = run._replace(passed=(*run.passed, stale.step.name))
+                return run._replace(step=step.name, keys=keys)
+            if step.name not in run.passed:
+                run = run._replace(passed=(*run.passed, step.name))
         return None
 
     def _committed(self, state: State, world: PipelineRun, run: Run, after: Run, commit: str) -> State:
