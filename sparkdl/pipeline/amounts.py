@@ -8,7 +8,7 @@ a training of the default network, whose steps were timed when it was chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -62,25 +62,21 @@ def amounts_of(
         window_receipts: what is known of the clean rows of each window.
         parts: the windows of each part; None where there are none yet.
     """
-    windows_read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
+    shows_no_windows = set(sizes) == {WHOLE}
+    windows_read = [WHOLE] if due is None or shows_no_windows else list(due)
     source = source_of(spec.source)
     counted_rows = {name: source.count(sizes[name]) for name in windows_read if name in sizes}
-    known_sizes = [sizes[name] for name in windows_read if name in sizes]
     ingest = Amount(
         rows=_sum(counted_rows.get(name) for name in windows_read) if due != [] else 0,
-        bytes=_sum(size.bytes for size in known_sizes) if len(known_sizes) == len(windows_read) else None,
+        bytes=_sum(sizes[name].bytes if name in sizes else None for name in windows_read),
     )
     amounts = {"ingest": ingest}
     if parts is None:
         return amounts
     due_windows = set(due or ())
-    rows_by_window = {
-        **{name: receipt.kept for name, receipt in window_receipts.items() if name not in due_windows},
-        **{
-            name: counted_rows.get(WHOLE if set(sizes) == {WHOLE} and len(due_windows) == 1 else name)
-            for name in due_windows
-        },
-    }
+    rows_by_window: dict[str, int | None] = {name: receipt.kept for name, receipt in window_receipts.items()}
+    for name in due_windows:
+        rows_by_window[name] = counted_rows.get(WHOLE if shows_no_windows and len(due_windows) == 1 else name)
 
     def part_amount(*names: Part) -> Amount:
         rows: list[int | None] = []
@@ -173,10 +169,10 @@ def _trials(spec: PipelineSpec) -> list[PipelineSpec]:
     return [with_settings(spec, settings) for settings in trials_of(spec)]
 
 
-def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:
+def _told(due: Sequence[str] | None, touched: set[str]) -> Literal["", "at most", "as last ingested"]:
     if due is None:
         return "as last ingested"
-    return "at most" if set(touched) & set(due) else ""
+    return "" if touched.isdisjoint(due) else "at most"
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
