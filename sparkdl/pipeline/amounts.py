@@ -114,8 +114,8 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
     open_steps = {name for name, amount in amounts.items() if amount.rows is not None}
     for record in records:
         for name in sorted(open_steps):
-            work = _work(record, name)
-            spent = [note.seconds for note in record.steps if note.name == name and not note.kept]
+            work, names = _work(record, name), ("trial", "train") if name == "train" else (name,)
+            spent = [note.seconds for note in record.steps if note.name in names and not note.kept]
             if not work or not spent:
                 continue
             amount = amounts[name]
@@ -123,9 +123,7 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
             passes = 1
             if name == "train":
                 passes = sum(settled_train(trial, amount.rows).epochs or 0 for trial in _trials(spec))
-            # windows are scored together: each notes the time of all
-            seconds = max(spent) * amount.rows * passes / work
-            timed[name] = replace(amount, seconds=seconds, by=record.run_id)
+            timed[name] = replace(amount, seconds=sum(spent) * amount.rows * passes / work, by=record.run_id)
             open_steps.remove(name)
         if not open_steps:
             break

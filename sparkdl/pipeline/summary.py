@@ -150,7 +150,7 @@ def _time(record: RunRecord) -> str:
     seconds: dict[str, float] = {}
     for note in record.steps:
         if not note.kept:
-            seconds[note.name] = max(seconds.get(note.name, 0.0), note.seconds)  # windows are scored together
+            seconds[note.name] = seconds.get(note.name, 0.0) + note.seconds
     kept = [note.name for note in record.steps if note.kept]
     other = record.seconds - sum(seconds.values())
     if seconds and other >= 0.05:

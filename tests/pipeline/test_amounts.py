@@ -18,7 +18,7 @@ from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained, Trial
 from sparkdl.pipeline.state.run import Run, RunRequest
-from sparkdl.pipeline.summary import plan_lines
+from sparkdl.pipeline.summary import plan_lines, summary_lines
 from sparkdl.pipeline.windows import Parts
 
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04")
@@ -120,8 +120,12 @@ def test_seconds_are_those_of_the_newest_run_that_did_the_step_in_proportion_to_
     space = spec("search.space={train.epochs: [1, 2], train.learning_rate: [0.1, 0.2]}", "split.test=1 day")
     assert with_seconds(space, amounts, [older])["train"].seconds == 6.0 * 200 * (1 + 1 + 2 + 2) / 300
     searched = trained(300, (Trial(settings={}, value=1.0, epochs=3), Trial(settings={}, value=2.0, epochs=1)))
-    found = with_seconds(spec(), amounts, [record({"train": 8.0}, {"train": 100}, trained=searched)])
+    search = record({"train": 1.0}, {"train": 100}, trained=searched)
+    search.steps[:0] = [StepNote(name="trial", key=key, kept=False, seconds=3.5) for key in "ab"]
+    found = with_seconds(spec(), amounts, [search])
     assert found["train"].seconds == 8.0 * 200 * 3 / 400
+    search.seconds = 10.0
+    assert dict(summary_lines(search))["time"] == "trial 7.0 s · train 1.0 s · Spark's start and the rest 2.0 s"
 
 
 def test_a_first_training_of_the_default_network_takes_what_its_steps_take():

@@ -82,6 +82,7 @@ def test_the_best_trial_becomes_the_challenger_and_a_larger_space_tries_what_is_
     assert first.trained.chosen in (2, 3)
     assert first.trained.metrics["val_rmse"] == min(values)
     assert (first.trained.ranks, first.trained.chosen_by, kept(first)) == (1, "val_rmse", [False] * 6)
+    assert sum(note.seconds for note in first.steps) < first.seconds, "trials that run side by side share their time"
     version = shop.registry.get("shop", "champion")
     assert version.parameters["train"]["learning_rate"] == 0.01
     assert version.parameters["model"]["arguments"]["width"] == trials[first.trained.chosen].settings["model.width"]

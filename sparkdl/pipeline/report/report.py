@@ -496,10 +496,9 @@ def predictions(record: RunRecord) -> Iterator[Row]:
 
 def steps(record: RunRecord) -> Iterator[Row]:
     """Each step with its time; what was kept of earlier runs is said to be."""
-    # windows go together: each notes the time of all
     spent = {note.name: 0.0 for note in record.steps}
     for note in record.steps:
-        spent[note.name] = max(spent[note.name], note.seconds)
+        spent[note.name] += note.seconds
     most, other = max(spent.values(), default=0.0) or 1.0, record.seconds - sum(spent.values())
     for name, seconds in spent.items():
         kept_flags = [note.kept for note in record.steps if note.name == name]

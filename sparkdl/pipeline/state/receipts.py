@@ -103,7 +103,7 @@ class StepNote:
         name: of the step.
         key: of what it made; empty where it made several things.
         kept: whether what an earlier run made was taken.
-        seconds: it took, wall-clock.
+        seconds: it took, wall-clock; of a trial, since the one before was noted, as some train side by side.
     """
 
     name: str

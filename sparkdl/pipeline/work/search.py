@@ -61,6 +61,7 @@ class TrialSearch:
         self._spec, self._search, self._receipts = run.spec, run.spec.search, run.receipts
         self._settings = dict(trials)
         self._column, self._maximise = chosen_by(self._spec), _is_maximised(self._spec)
+        self._noting, self._noted_at = threading.Lock(), time.perf_counter()
 
     def train(self, stale: Collection[str]) -> None:
         """Train the trials with these keys, side by side where there is room.
@@ -179,7 +180,9 @@ class TrialSearch:
     def _keep(self, key: str, tried: Tried) -> None:
         """Keep what a trial came to in the end."""
         self._receipts.keep("trial", key, tried)
-        self._run.note(StepNote(name="trial", key=key, kept=False, seconds=tried.seconds))
+        with self._noting:
+            before, self._noted_at = self._noted_at, time.perf_counter()
+            self._run.note(StepNote(name="trial", key=key, kept=False, seconds=self._noted_at - before))
 
     def _file_of(self, key: str) -> PipelineSpec:
         """The file of one trial, which runs on as many ranks as it says, or one, and with the metric that judges it.
