@@ -251,19 +251,18 @@ def _watched(folder: Storage, number: int, earlier: Holder, clock: Clock) -> Hol
     Raises:
         LeaseTakenError: the holder lives.
     """
-    refusal = f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it"
-    silent_since, is_same_place = clock.now(), earlier.place == processes.place()
-    if not is_same_place and not earlier.over(silent_since):
-        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, STALE_SECONDS)
-    while not earlier.over(clock.now()):
-        if is_same_place:
-            raise LeaseTakenError(refusal)
-        if clock.now() - silent_since > STALE_SECONDS:
-            break
+    refused = LeaseTakenError(f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it")
+    silent_since = clock.now()
+    if earlier.over(silent_since):
+        return earlier
+    if earlier.place == processes.place():
+        raise refused
+    logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, STALE_SECONDS)
+    while not earlier.over(clock.now()) and clock.now() - silent_since <= STALE_SECONDS:
         clock.wait(STALE_SECONDS / _LOOKS)
         current = _holder(folder, number)
         if current is not None and not current.released and current.beat != earlier.beat:
-            raise LeaseTakenError(refusal)
+            raise refused
         earlier = current or earlier
     return earlier
 
