@@ -115,15 +115,16 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
     for record in records:
         for name in sorted(open_steps):
             work, names = _work(record, name), ("trial", "train") if name == "train" else (name,)
-            spent = [note.seconds for note in record.steps if note.name in names and not note.kept]
-            if not work or not spent:
+            notes = [note for note in record.steps if note.name in names]
+            if not work or not notes or any(note.kept for note in notes):  # an earlier run has made some of the trials
                 continue
             amount = amounts[name]
             assert amount.rows is not None
             passes = 1
             if name == "train":
                 passes = sum(settled_train(trial, amount.rows).epochs or 0 for trial in _trials(spec))
-            timed[name] = replace(amount, seconds=sum(spent) * amount.rows * passes / work, by=record.run_id)
+            seconds = sum(note.seconds for note in notes) * amount.rows * passes / work
+            timed[name] = replace(amount, seconds=seconds, by=record.run_id)
             open_steps.remove(name)
         if not open_steps:
             break

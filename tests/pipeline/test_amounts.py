@@ -124,6 +124,9 @@ def test_seconds_are_those_of_the_newest_run_that_did_the_step_in_proportion_to_
     search.steps[:0] = [StepNote(name="trial", key=key, kept=False, seconds=3.5) for key in "ab"]
     found = with_seconds(spec(), amounts, [search])
     assert found["train"].seconds == 8.0 * 200 * 3 / 400
+    partly = record({"train": 1.0}, {"train": 100}, trained=searched, run_id="newer")
+    partly.steps[:0] = [StepNote(name="trial", key=key, kept=key == "a", seconds=3.5) for key in "ab"]
+    assert with_seconds(spec(), amounts, [partly, search])["train"].by == "earlier"
     search.seconds = 10.0
     assert dict(summary_lines(search))["time"] == "trial 7.0 s · train 1.0 s · Spark's start and the rest 2.0 s"
 
