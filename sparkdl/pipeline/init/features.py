@@ -80,13 +80,13 @@ def choose(
     labelled = Labelled.of(sample, label.name, label.type)
     free = [profile for profile in profiles.values() if profile.name != label.name and profile.name not in taken]
     duplicates = near_duplicates(sample, free)
-    leaks = {} if labelled is None else dict(too_good(labelled, sample, free, label.name))
+    leaks = {} if labelled is None else dict(too_good(labelled, free, label.name))
     names = {label.name}
     inner: set[tuple[str, str]] = set()
     for profile in profiles.values():
         if profile.name == label.name:
             continue
-        options, why = ({}, taken[profile.name]) if profile.name in taken else _chosen(profile, labelled, sample)
+        options, why = ({}, taken[profile.name]) if profile.name in taken else _chosen(profile, labelled)
         if options and len(names) > MAX_FEATURES:
             options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
         if not options:
@@ -132,7 +132,7 @@ def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(input_name, part) for input_name, parts in parts_by_input.items() for part in parts}
 
 
-def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[Mapping[str, Any], str]:
+def _chosen(profile: Profile, labelled: Labelled | None) -> tuple[Mapping[str, Any], str]:
     """The options of a column's feature, empty where there is none, and why."""
     if not profile.present:
         return {}, "missing in every row with a label that was looked at"
@@ -141,7 +141,7 @@ def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tu
     if profile.distinct == 1:
         why = f"one value, {str(profile.top[0][0])[:40]!r}, in every row with a label that was looked at"
         return {}, ", ".join(filter(None, [why, profile.gap]))
-    code = _is_code(profile, labelled, sample) if profile.kind == "number" else ""
+    code = _is_code(profile, labelled) if profile.kind == "number" else ""
     evidence = f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}"
     options, why = _category(profile, evidence) if code else _BY_KIND[profile.kind](profile)
     return options, ", ".join(filter(None, [profile.gap, why]))
@@ -254,7 +254,7 @@ def _image(profile: Profile) -> tuple[dict[str, Any], str]:
     return options, f"pictures of {shown} pixels, {'grey' if grey else 'in colour'}"
 
 
-def _is_code(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> str:
+def _is_code(profile: Profile, labelled: Labelled | None) -> str:
     """Why whole numbers with many repeats are names of things, whose order says nothing; empty if they are numbers."""
     if not profile.integers or not 3 <= profile.distinct <= min(_VOCABULARY, profile.present / 5):
         return ""
@@ -264,7 +264,7 @@ def _is_code(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> s
         return "a code by its name"
     if labelled is None or _AMOUNT.search(profile.name):
         return ""
-    by_value, by_order, error = labelled.value_and_order(sample.column(profile.name).combine_chunks())
+    by_value, by_order, error = labelled.value_and_order(profile.name)
     values = [int(value) for value, _ in profile.top]
     scattered = (
         profile.high - profile.low + 1 >= 3 * profile.distinct and np.gcd.reduce(np.subtract(values, values[0])) == 1

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparkdl.metrics.measure import metric_over
 from sparkdl.metrics.rows import Rows
@@ -30,46 +29,48 @@ _PRIOR = 5
 
 @dataclass(frozen=True)
 class Labelled:
-    """The rows of a sample that have a label.
+    """Rows that have a label, in random order: the first half estimates, the second measures.
 
     Attributes:
-        rows: places of them in the sample, in random order: the first half estimates, the second measures.
+        rows: with all columns.
         targets: the label as numbers, (rows, 1); of several classes one column each.
         binary: whether it is 0 or 1.
     """
 
-    rows: Ints
+    rows: pa.Table
     targets: Floats
     binary: bool
 
     @staticmethod
-    def of(sample: pa.Table, label: str, task: str) -> Labelled | None:
-        """The labelled rows; None where they are too few to tell anything."""
-        column = sample.column(label).combine_chunks()
-        if pa.types.is_floating(column.type):
-            column = pc.if_else(pc.is_finite(column), column, None)
-        rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        rows = np.random.default_rng(0).permutation(rows)[:_ROWS]
+    def of(rows: pa.Table, label: str, task: str) -> Labelled | None:
+        """Some of the rows, which all have a label; None where they are too few to tell anything."""
         if len(rows) < _LEAST:
             return None
+        rows = _drawn(rows, _ROWS)
+        column = rows.column(label).combine_chunks()
         if task == "regression":
-            return Labelled(rows, _numbers(column)[rows, None], False)
-        codes = np.asarray(column.take(pa.array(rows)).dictionary_encode().indices)
+            return Labelled(rows, _numbers(column)[:, None], False)
+        codes = _codes(column)
         common = np.argsort(-np.bincount(codes), kind="stable")[:_CLASSES]
         classes = (codes[:, None] == common).astype(np.float64)
         return Labelled(rows, classes[:, :1] if classes.shape[1] == 2 else classes, classes.shape[1] == 2)
 
-    def alone(self, profile: Profile, column: pa.Array, numbers: Floats | None) -> float:
+    def first(self, count: int) -> Labelled:
+        """The first rows."""
+        return Labelled(self.rows.slice(0, count), self.targets[:count], self.binary)
+
+    def alone(self, profile: Profile) -> float:
         """R2, or AUC of a binary label, that a column tells by its values, by their order or by their ranks."""
-        strengths = [self.by_value(column)] if profile.distinct <= len(self.rows) // 4 else [0.0]
-        if numbers is not None:
-            x = numbers[self.rows]
-            strengths += [self.by_order(x), self.by_order(_ranks(x))]
+        column = self.rows.column(profile.name).combine_chunks()
+        strengths = [self.by_value(column)] if profile.distinct <= len(column) // 4 else [0.0]
+        if profile.kind in ("number", "when"):
+            numbers = _numbers(column)
+            strengths += [self.by_order(numbers), self.by_order(_ranks(numbers))]
         return max(strengths)
 
     def by_value(self, column: pa.Array) -> float:
         """R2, or AUC of a binary label, of the label's mean by value; a missing one is a value, too."""
-        return self._measure(_codes(column.take(pa.array(self.rows))), None)
+        return self._measure(_codes(column), None)
 
     def by_order(self, x: Floats, *, bins: int = 100) -> float:
         """The same by a line in each of up to ``bins`` ranges of the numbers, each with as many rows; of all rows."""
@@ -81,14 +82,15 @@ class Labelled:
         groups = np.where(np.isfinite(x), np.searchsorted(edges, x), len(edges) + 1)
         return self._measure(groups, np.where(np.isfinite(x), x, 0.0))
 
-    def value_and_order(self, column: pa.Array) -> tuple[float, float, float]:
+    def value_and_order(self, name: str) -> tuple[float, float, float]:
         """The share of the label's variance that the values of a column tell, and that their order in few ranges tells.
 
         Both are adjusted, so that few rows a value, or a line, do not raise them: the first is epsilon squared of a
         one-way analysis of variance (Kelley 1935), of these rows, so that rare values count as little as they matter.
         The last number is the standard error of the first where values tell nothing.
         """
-        groups = _codes(column.take(pa.array(self.rows)))
+        column = self.rows.column(name).combine_chunks()
+        groups = _codes(column)
         sizes = np.bincount(groups)
         sizes = sizes[sizes > 0]
         total, count = int(sizes.sum()), len(sizes)
@@ -99,10 +101,10 @@ class Labelled:
         between, squares = float((sums**2 / sizes).sum()), float((centred**2).sum())
         within = (squares - between) / (total - count)
         share = max(0.0, (between - (count - 1) * within) / squares) if squares > 0 else 0.0
-        bins, rows = max(1, min(8, count // 5)), len(self.rows)
-        twice = Labelled(np.tile(self.rows, 2), np.tile(self.targets, (2, 1)), False)  # measured where it was estimated
-        lines = twice.by_order(np.tile(_numbers(column)[self.rows], 2), bins=bins)
-        adjusted = 1 - (1 - lines) * (rows - 1) / (rows - 2 * bins)  # a line has two numbers
+        bins = max(1, min(8, count // 5))
+        twice = Labelled(self.rows, np.tile(self.targets, (2, 1)), False)  # measured where it was estimated
+        lines = twice.by_order(np.tile(_numbers(column), 2), bins=bins)
+        adjusted = 1 - (1 - lines) * (total - 1) / (total - 2 * bins)  # a line has two numbers
         return share, max(0.0, adjusted), float(np.sqrt(2 * (count - 1)) / total)
 
     def _measure(self, groups: Ints, x: Floats | None) -> float:
@@ -133,59 +135,53 @@ class Labelled:
         return 1 - float(((actual - predicted) ** 2).sum()) / total if total > 0 else 0.0
 
 
-def too_good(
-    labelled: Labelled, sample: pa.Table, profiles: Sequence[Profile], label: str
-) -> Iterator[tuple[str, str]]:
+def too_good(labelled: Labelled, profiles: Sequence[Profile], label: str) -> Iterator[tuple[str, str]]:
     """Yield columns that predict the label (nearly) alone, with a sentence: each alone, then two numbers together."""
     measure = "auc" if labelled.binary else "R2"
-    few = replace(labelled, rows=labelled.rows[:_FEW], targets=labelled.targets[:_FEW])
-    numbers: dict[str, tuple[Floats, float]] = {}
+    few = labelled.first(_FEW)
+    strengths: dict[str, float] = {}
     for profile in profiles:
         if profile.kind not in ("number", "bool", "text", "when") or not profile.present:
             continue
-        column = sample.column(profile.name).combine_chunks()
-        values = _numbers(column) if profile.kind in ("number", "when") else None
-        strength = few.alone(profile, column, values)
+        strength = few.alone(profile)
         if strength >= _STRONG - 0.1:
-            strength = labelled.alone(profile, column, values)
+            strength = labelled.alone(profile)
         if strength >= _STRONG:
             yield (
                 profile.name,
                 f"predicts {label} alone ({measure} {_shown(strength)}): is it the answer in other words, or "
                 "known only afterwards? remove it then",
             )
-        elif profile.kind == "number" and values is not None:
-            numbers[profile.name] = values[few.rows], strength
+        elif profile.kind == "number":
+            strengths[profile.name] = strength
     if labelled.targets.shape[1] > 1 or labelled.binary:
         return
-    for first, second in itertools.combinations(list(numbers)[:_PAIRED], 2):
-        (a, strength_alone), (b, other_strength) = numbers[first], numbers[second]
+    numbers = {name: _numbers(few.rows.column(name).combine_chunks()) for name in list(strengths)[:_PAIRED]}
+    for first, second in itertools.combinations(numbers, 2):
+        a, b = numbers[first], numbers[second]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             combined = {f"{first} x {second}": a * b, f"{first} / {second}": a / b, f"{second} / {first}": b / a}
         for name, values in combined.items():
             strength = few.by_order(values)
-            if strength >= _STRONG and 1 - strength < (1 - max(strength_alone, other_strength)) / 2:
+            if strength >= _STRONG and 1 - strength < (1 - max(strengths[first], strengths[second])) / 2:
                 for column in (first, second):
                     yield column, f"{name} predicts {label} ({measure} {_shown(strength)}): is {label} made of the two?"
                 break
 
 
-def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> dict[str, str]:
+def near_duplicates(rows: pa.Table, profiles: Sequence[Profile]) -> dict[str, str]:
     """A sentence for each number that has (nearly) the same order as an earlier one, as x and log x have."""
-    drawn = sample.take(np.sort(np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]))
-    ranks_by_name: dict[str, Floats] = {}
-    for profile in [profile for profile in profiles if profile.kind == "number" and profile.distinct > 10][:_COMPARED]:
-        values = _numbers(drawn.column(profile.name).combine_chunks())
-        if np.isfinite(values).sum() >= _LEAST // 2:
-            ranks_by_name[profile.name] = _ranks(values)
+    drawn = _drawn(rows, _FEW)
+    compared = [profile.name for profile in profiles if profile.kind == "number" and profile.distinct > 10][:_COMPARED]
+    ranks_by_name = {name: _ranks(_numbers(drawn.column(name).combine_chunks())) for name in compared}
+    names = [name for name, ranks in ranks_by_name.items() if np.isfinite(ranks).sum() >= _LEAST // 2]
+    if len(names) < 2:
+        return {}
+    ranks = np.array([ranks_by_name[name] for name in names])
+    gaps = np.isnan(ranks)
+    with np.errstate(invalid="ignore"):  # of numbers that differ beyond 64 bits alone
+        correlations = np.abs(np.corrcoef(np.where(gaps, np.nanmean(ranks, axis=1, keepdims=True), ranks)))
     duplicates: dict[str, str] = {}
-    if len(ranks_by_name) < 2:
-        return duplicates
-    names, ranks = list(ranks_by_name), np.array(list(ranks_by_name.values()))
-    centred, gaps = np.nan_to_num(ranks - np.nanmean(ranks, axis=1, keepdims=True)), np.isnan(ranks)
-    length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
-    length[length == 0] = 1.0  # of numbers that differ beyond 64 bits alone
-    correlations = np.abs(centred / length @ (centred / length).T)
     for second, first in zip(*np.nonzero(np.tril(correlations, -1) >= _SAME), strict=True):
         if names[first] not in duplicates and (gaps[first] == gaps[second]).mean() >= _SAME:
             same = f"nearly the same as {names[first]}, with one order: one of them is enough"
@@ -193,16 +189,21 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> dict[str, 
     return duplicates
 
 
+def _drawn(rows: pa.Table, most: int) -> pa.Table:
+    """At most so many rows, in random order."""
+    return rows.take(pa.array(np.random.default_rng(0).permutation(len(rows))[:most]))
+
+
 def _ranks(values: Floats) -> Floats:
     """The place of each value in order, the mean place of equal ones; NaN where there is none."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.where(np.isfinite(values), (np.cumsum(counts) - (counts - 1) / 2)[places], np.nan)
+    import pandas as pd
+
+    return np.asarray(pd.Series(np.where(np.isfinite(values), values, np.nan)).rank(), dtype=np.float64)
 
 
 def _codes(column: pa.Array) -> Ints:
     """A number for each value, and one for none."""
-    plain = column.dictionary_encode(null_encoding="encode")
-    return np.asarray(plain.indices, dtype=np.int64)
+    return np.asarray(column.dictionary_encode(null_encoding="encode").indices, dtype=np.int64)
 
 
 def _numbers(column: pa.Array) -> Floats:
