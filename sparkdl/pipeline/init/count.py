@@ -28,29 +28,19 @@ def count_values(read: Callable[[], Iterable[pa.Table]], about: int) -> tuple[in
         read: reads the columns from the beginning, as tables of them alone.
         about: how many rows there may be; so often they are read that the hashes of each turn have room.
     """
+    import pandas as pd
+
     rows = distinct = 0
     turns = max(1, -(-about // _AT_ONCE))
     for turn in range(turns):
         rows, kept = 0, [np.zeros(0, np.uint64)]
         for table in read():
             rows += table.num_rows
-            hashes, complete = _hashes(table)
-            kept.append(hashes[complete & (hashes % np.uint64(turns) == turn)])
+            complete = table.drop_null().to_pandas(date_as_object=False)
+            hashes = pd.util.hash_pandas_object(complete, index=False, categorize=False).to_numpy()
+            kept.append(hashes[hashes % np.uint64(turns) == turn])
         distinct += len(np.unique(np.concatenate(kept)))
     return rows, distinct
-
-
-def _hashes(table: pa.Table) -> tuple[Any, Any]:
-    """A hash of 64 bits a row, and whether the row has a value in every column."""
-    import pandas as pd
-
-    row_hashes, complete = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
-    for column in table.columns:
-        complete &= column.is_valid().to_numpy()
-        integer = pa.types.is_integer(column.type)
-        values = column.fill_null(0) if integer else column.cast(pa.large_string()).fill_null("")
-        row_hashes = row_hashes * np.uint64(1_000_003) ^ pd.util.hash_array(values.to_numpy(), categorize=False)
-    return row_hashes, complete
 
 
 def count_hours(columns: Iterable[Any]) -> dict[str, int]:
