@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
-from sparkdl.pipeline.init.profile import SKEWED, Kind, Profile
-from sparkdl.pipeline.init.roles import Label, looks_like_an_id
+from sparkdl.pipeline.init.profile import SKEWED, Kind, Profile, has_value, profiles_of
+from sparkdl.pipeline.init.roles import Key, Label, When, looks_like_an_id
 from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
 from sparkdl.pipeline.spec.base import count_of
 
@@ -61,26 +61,32 @@ class Choice:
     suspect: bool = False
 
 
-def choose(
-    profiles: Mapping[str, Profile], sample: pa.Table, label: Label, taken: Mapping[str, str], time: str | None
-) -> list[Choice]:
-    """Choose for every column but the label.
+def choose(profiles: Mapping[str, Profile], rows: pa.Table, label: Label, key: Key, when: When) -> list[Choice]:
+    """Choose for every column but the label, by the rows that have one.
 
     Args:
         profiles: of the columns, in order.
-        sample: rows of the table.
+        rows: of the table.
         label: what is predicted.
-        taken: why a column is no feature, by column, for those that have another role.
-        time: the column that says when a row happened; its parts are features.
+        key: whose columns are no features.
+        when: rows happened; the parts of that time are features.
 
     Raises:
-        SchemaError: the label has the name of an input that features make.
+        SchemaError: no column is a feature, or the label has the name of an input that features make.
     """
-    choices: list[Choice] = []
-    labelled = Labelled.of(sample, label.name, label.type)
+    taken = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
+    if when.column is not None and profiles[when.column].kind == "when":
+        taken.pop(when.column, None)  # part of the key, and its weekday may say something all the same
+    elif when.column is not None:
+        taken[when.column] = "says when a row happened"
+    with_label = rows.filter(has_value(rows.column(label.name)))
+    if len(with_label) < len(rows):
+        profiles = profiles_of(with_label)
+    labelled = Labelled.of(with_label, label.name, label.type)
     free = [profile for profile in profiles.values() if profile.name != label.name and profile.name not in taken]
-    duplicates = near_duplicates(sample, free)
+    duplicates = near_duplicates(with_label, free)
     leaks = {} if labelled is None else dict(too_good(labelled, free, label.name))
+    choices: list[Choice] = []
     names = {label.name}
     inner: set[tuple[str, str]] = set()
     for profile in profiles.values():
@@ -100,11 +106,14 @@ def choose(
                 column=profile.name,
                 name=name,
                 options=options,
-                why=f"{why}; the split is by this column" if profile.name == time else why,
+                why=f"{why}; the split is by this column" if profile.name == when.column else why,
                 warning=leaks.get(profile.name) or duplicates.get(profile.name, ""),
                 suspect=profile.name in leaks,
             )
         )
+    if not any(choice.options for choice in choices):
+        reasons = "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
+        raise SchemaError(f"no column can tell anything about {label.name!r}: {reasons}")
     if label.name in {name for name, _ in inner}:
         raise SchemaError(
             f"the label {label.name!r} has the name of an input of the model, in which features of several columns "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.file import PipelineFile, loads
-from sparkdl.pipeline.init.features import Choice, choose
+from sparkdl.pipeline.init.features import choose
 from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
-from sparkdl.pipeline.init.profile import Profile, has_value, profiles_of
-from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time
+from sparkdl.pipeline.init.profile import profiles_of
+from sparkdl.pipeline.init.roles import find_key, find_label, find_time
 from sparkdl.pipeline.init.split import plan_for
-from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
+from sparkdl.pipeline.init.table import CatalogRows, Rows, kind_of
 from sparkdl.pipeline.init.text import rows_of
 from sparkdl.pipeline.init.values import numbers_of_texts
 from sparkdl.pipeline.init.write import pipeline_text
@@ -108,7 +108,7 @@ def init(
     counts = sample if sample.complete else rows
     when = find_time(counts.hours, profiles, rows.partitions, chosen.name, now or datetime.now(UTC))
     key = find_key(counts.count, profiles, when, chosen)
-    choices = _features(profiles, sample, chosen, key, when)
+    choices = choose(profiles, sample.rows, chosen, key, when)
     read_columns = {chosen.name, *(choice.column for choice in choices if choice.options)} - set(key.columns)
     text = pipeline_text(
         name=name,
@@ -157,18 +157,3 @@ def _check_names(names: Sequence[str]) -> None:
     reserved = sorted(OWN & set(names))
     if reserved:
         raise SchemaError(f"the table has a column {reserved[0]!r}, a name that pipelines use themselves: rename it")
-
-
-def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: Key, when: When) -> list[Choice]:
-    taken = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
-    if when.column is not None and profiles[when.column].kind == "when":
-        taken.pop(when.column, None)  # part of the key, and its weekday may say something all the same
-    elif when.column is not None:
-        taken[when.column] = "says when a row happened"
-    labelled = sample.rows.filter(has_value(sample.rows.column(label.name)))
-    learned_from = profiles if len(labelled) == len(sample.rows) else profiles_of(labelled)
-    choices = choose(learned_from, labelled, label, taken, when.column)
-    if not any(choice.options for choice in choices):
-        reasons = "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
-        raise SchemaError(f"no column can tell anything about {label.name!r}: {reasons}")
-    return choices
