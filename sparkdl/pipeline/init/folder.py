@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shlex
@@ -14,9 +13,8 @@ from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.storage import Storage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_NETWORKS = "sparkdl.models.networks"
-_PLAIN_NETWORK = ("TabularNet", "_Block")
-"""What of the module of networks the ensemble does not need."""
+_PLAIN_NETWORK = ("class TabularNet(", "class _Block(")
+"""How what the ensemble does not need begins in the module of networks."""
 
 
 def new_folder(place: str) -> tuple[Storage, str]:
@@ -85,16 +83,9 @@ def write_folder(folder: Storage, name: str, text: str, *, with_model: bool = Fa
 
 def _own_network() -> str:
     """The source of sparkdl's own network and its parts; torch is not imported for it."""
-    module = importlib.util.find_spec(_NETWORKS)
+    module = importlib.util.find_spec("sparkdl.models.networks")
     assert module is not None
     assert module.origin is not None
     source = Path(module.origin).read_text(encoding="utf-8")
-    body = ast.parse(source).body
-    first_definition = next(at for at, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)) + 1
-    definitions = [
-        ast.get_source_segment(source, node) or ""
-        for node in body[first_definition:]
-        if not (isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in _PLAIN_NETWORK)
-    ]
-    spaced = [f"\n\n{text}" if text.startswith(("class ", "def ")) else text for text in definitions]
-    return "\n".join(spaced).lstrip("\n")
+    definitions = source.partition("\n__all__ = ")[2].partition("\n\n")[2].rstrip("\n").split("\n\n\n")
+    return "\n\n\n".join(text for text in definitions if not text.startswith(_PLAIN_NETWORK))
