@@ -6,11 +6,12 @@ its catalog alone.
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.scan.read import FilePart, begin_of
 from sparkdl.tables.table import Table
 
 SAMPLE_ROWS, _SAMPLE_BYTES = 100_000, 128 << 20
@@ -115,20 +117,14 @@ class FileRows(Rows):
 
     def __init__(self, kind: str, table: str, files: Sequence[str]) -> None:
         address = _address(table).uri
-        self.notes = {}
-        if kind == "delta":
-            self.source = {"kind": kind, "table": address}
-            types, values = _delta_files(Table(address))
-        else:
-            self.source = {"kind": kind, "path": address}
-            root = partition_root(address)
-            types, values = partition_types(files, root), {file: partition_values(file, root) for file in files}
-        self.partitions = tuple(types)
+        root = partition_root(address)
+        types = partition_types(files, root)
+        self.source, self.notes, self.partitions = {"kind": kind, "path": address}, {}, tuple(types)
+        self._files = list(files)
         self._partition_by_file: Mapping[str, Mapping[str, pa.Scalar]] = {
-            file: {name: partition_scalar(value, types[name]) for name, value in partition.items()}
-            for file, partition in values.items()
+            file: {name: partition_scalar(value, types[name]) for name, value in partition_values(file, root).items()}
+            for file in files
         }
-        self._files = list(values)
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -148,19 +144,18 @@ class FileRows(Rows):
 
     def _with_partition(self, rows: pa.Table, file: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows with the columns of the folder that their file lies in, or exactly with ``columns``."""
-        for name, value in self._partition_by_file[file].items():
-            if name not in rows.column_names and (columns is None or name in columns):
-                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-        if columns is None:
-            return rows
-        for name in columns:
-            if name not in rows.column_names:  # a file from before the column was added
-                rows = rows.append_column(name, pa.nulls(rows.num_rows))
-        return rows.select(list(columns))
+        partition = self._partition_by_file[file]
+        for name in partition if columns is None else columns:
+            if name not in rows.column_names:  # of the folder, or of no file from before the column was added
+                rows = rows.append_column(name, pa.repeat(partition.get(name, pa.scalar(None)), rows.num_rows))
+        return rows if columns is None else rows.select(list(columns))
 
 
 class ParquetRows(FileRows):
-    """Parquet files, or those of a Delta table."""
+    """Parquet files."""
+
+    _hidden = 0
+    """Rows in the files that are deleted all the same."""
 
     def sample(self) -> Sample:
         """Rows of row groups all over the table, the first and the last among them, drawn at random in each."""
@@ -171,23 +166,33 @@ class ParquetRows(FileRows):
                 facts, schema, address = parquet.metadata, schema_of(parquet.metadata), Storage.of(file).uri
                 check_types(schema, address)
                 schemas[address] = schema
-                sizes = enumerate(facts.row_group(at).num_rows for at in range(facts.num_row_groups))
-                groups += [(file, at, rows) for at, rows in sizes if rows]
+                row_groups = map(facts.row_group, range(facts.num_row_groups))
+                groups += [
+                    (file, number, group.num_rows, group.total_byte_size // group.num_rows)
+                    for number, group in enumerate(row_groups)
+                    if group.num_rows
+                ]
         if self.source["kind"] == "parquet":  # files of a Delta table may be older than its columns' types
             check_alike(schemas)
-        rows_in_footers = sum(rows for *_, rows in groups)
-        self.about = rows_in_footers * len(self._files) // max(1, len(looked_at))
-        if not groups:
-            raise self._nothing()
+        rows_in_footers = sum(rows for _, _, rows, _ in groups)
+        self.about = rows_in_footers * len(self._files) // max(1, len(looked_at)) - self._hidden
         chosen, all_seen = groups, len(looked_at) == len(self._files)
-        if not all_seen or rows_in_footers > SAMPLE_ROWS:
+        if groups and (not all_seen or rows_in_footers > SAMPLE_ROWS):
             count = int(max(1, min(_PARTS, _DECODED_ROWS * len(groups) // rows_in_footers, len(groups))))
             chosen = [groups[round(at)] for at in np.linspace(0, len(groups) - 1, count)]
-        share = max(1, -(-sum(rows for *_, rows in chosen) // SAMPLE_ROWS))
+        share = max(1, -(-sum(rows for _, _, rows, _ in chosen) // SAMPLE_ROWS))
         tables, room = [], _SAMPLE_BYTES
-        for turn, (file, at, _) in enumerate(chosen):
-            tables.append(self._drawn(file, at, share, room // (len(chosen) - turn)))
-            room -= tables[-1].nbytes
+        for turn, (file, number, _, row_bytes) in enumerate(chosen):
+            draw = np.random.default_rng(number)  # every n-th row would see one weekday, or one of two classes in turn
+            left_to_others = room - room // (len(chosen) - turn)
+            batch_rows = int(min(8192, max(16, (16 << 20) // max(1, row_bytes))))  # few pictures
+            for batch in self._read(file, None, batch_rows, group=number):
+                tables.append(_plain(batch if share == 1 else batch.filter(draw.random(len(batch)) * share < 1)))
+                room -= tables[-1].nbytes
+                if room <= left_to_others:
+                    break
+        if not tables:
+            raise self._nothing()
         rows = pa.concat_tables(tables, promote_options="permissive")
         complete = all_seen and rows.num_rows == self.about
         of = f"{'' if all_seen else 'about '}{self.about:,} rows"
@@ -195,28 +200,58 @@ class ParquetRows(FileRows):
         coverage = f"all {of}" if complete else f"{rows.num_rows:,} of {of}, from {places}"
         return Sample(rows=rows, complete=complete, coverage=coverage)
 
-    def _drawn(self, file: str, group: int, share: int, room: int) -> pa.Table:
-        """One row in ``share`` of a row group, drawn at random, within ``room`` bytes."""
-        tables: list[pa.Table] = []
-        draw = np.random.default_rng(group)  # every n-th row would see one weekday, or one of two alternating classes
-        with _opened(file) as parquet:
-            facts = parquet.metadata.row_group(group)
-            size = int(min(8192, max(16, (16 << 20) // max(1, facts.total_byte_size // facts.num_rows))))  # pictures
-            for batch in parquet.iter_batches(batch_size=size, row_groups=[group]):
-                rows = times_of_spark(pa.Table.from_batches([batch]))
-                tables.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
-                room -= tables[-1].nbytes
-                if room <= 0:
-                    break
-        return self._with_partition(pa.concat_tables(tables), file)
-
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row."""
         for file in self._files:
+            yield from self._read(file, columns, 1 << 18)
+
+    def _read(
+        self, file: str, columns: Sequence[str] | None, batch_rows: int, group: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Columns of a file, or of one row group of it; all of them by default."""
+        with _opened(file) as parquet:
+            names = None if columns is None else [name for name in columns if name in parquet.schema_arrow.names]
+            groups = None if group is None else [group]
+            for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=groups, columns=names):
+                yield self._with_partition(times_of_spark(pa.Table.from_batches([batch])), file, columns)
+
+
+class DeltaRows(ParquetRows):
+    """The rows of a Delta table that are not deleted, its columns by the names that the table has for them."""
+
+    def __init__(self, kind: str, table: str, files: Sequence[str]) -> None:
+        address = _address(table).uri
+        scan = Table(address).scan()
+        mapped_inside = [field.name for field in scan.schema if scan.maps and pa.types.is_nested(field.type)]
+        self.source, self.notes, self.partitions = {"kind": kind, "table": address}, {}, scan.layout
+        if mapped_inside:
+            self.notes["table"] = (
+                f"not looked at, since Spark alone reads what it maps inside: {', '.join(mapped_inside)}"
+            )
+        self._columns = [name for name in scan.schema.names if name not in mapped_inside]
+        self._hidden = sum(
+            int(np.unpackbits(np.frombuffer(zlib.decompress(packed), np.uint8)).sum())
+            for packed in scan.deleted.values()
+        )
+        self._part_by_file = {
+            scan.root.child(file.path).uri: FilePart(
+                file.path, file.bytes, 0, file.bytes, file.partition, scan.deleted.get(file.path)
+            )
+            for file in scan.files
+        }
+        self._files = list(self._part_by_file)
+        self._scan = replace(scan, files=())  # whose tasks share out nothing
+
+    def _read(
+        self, file: str, columns: Sequence[str] | None, batch_rows: int, group: int | None = None
+    ) -> Iterator[pa.Table]:
+        part = self._part_by_file[file]
+        if group is not None:
             with _opened(file) as parquet:
-                names = [name for name in columns if name in parquet.schema_arrow.names]
-                for batch in parquet.iter_batches(batch_size=1 << 18, columns=names):
-                    yield self._with_partition(times_of_spark(pa.Table.from_batches([batch])), file, columns)
+                begin = begin_of(parquet.metadata.row_group(group))
+            part = replace(part, start=begin, end=begin + 1)
+        task = self._scan.task(columns or self._columns, slots=1, batch_rows=batch_rows)
+        return (pa.Table.from_batches([batch]) for batch in task.read(part))
 
 
 class CatalogRows(Rows):
@@ -306,17 +341,6 @@ def _ending_of(file: str) -> Kind | None:
     return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def _delta_files(table: Table) -> tuple[dict[str, pa.DataType], dict[str, Mapping[str, str | None]]]:
-    """The types of a table's partitions; and the addresses of its files, each with their values."""
-    table.check_readable()
-    schema, root = table.schema(), Storage.of(table.uri)
-    files: dict[str, Mapping[str, str | None]] = {
-        (Storage.of(file.path) if "://" in file.path else root.child(file.path)).uri: file.partition
-        for file in table.files()
-    }
-    return {name: schema.field(name).type for name in table.partition_columns()}, files
-
-
 @contextmanager
 def _opened(file: str) -> Iterator[pq.ParquetFile]:
     """A Parquet file, closed again afterwards."""
@@ -330,7 +354,5 @@ def _opened(file: str) -> Iterator[pq.ParquetFile]:
 
 def _plain(table: pa.Table) -> pa.Table:
     """The table with dictionaries as the values that they stand for."""
-    for index, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(index, column.name, table.column(index).cast(column.type.value_type))
-    return table
+    kinds = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types)
+    return table.cast(pa.schema(zip(table.column_names, kinds, strict=True)))

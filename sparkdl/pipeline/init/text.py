@@ -23,7 +23,7 @@ import pyarrow.csv as pacsv
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import count_hours
-from sparkdl.pipeline.init.table import PACKED, SAMPLE_ROWS, FileRows, ParquetRows, Sample
+from sparkdl.pipeline.init.table import PACKED, SAMPLE_ROWS, DeltaRows, FileRows, ParquetRows, Sample
 from sparkdl.pipeline.init.values import (
     NOTHING,
     PLACES,
@@ -414,5 +414,5 @@ def rows_of(kind: str, table: str, files: Sequence[str]) -> FileRows:
         table: their address.
         files: addresses of each; of a Delta table its log tells them.
     """
-    kinds: Mapping[str, type[FileRows]] = {"csv": CsvRows, "json": JsonRows}
+    kinds: Mapping[str, type[FileRows]] = {"csv": CsvRows, "json": JsonRows, "delta": DeltaRows}
     return kinds.get(kind, ParquetRows)(kind, table, files)

@@ -108,7 +108,7 @@ class ScanTask:
                 rows = parquet.iter_batches(
                     self.batch_rows, row_groups=[number], columns=list(stored.values()), use_threads=False
                 )
-                if part.start <= _begin(group) and (_begin(group) < part.end or part.end >= part.size):
+                if part.start <= begin_of(group) and (begin_of(group) < part.end or part.end >= part.size):
                     yield from self._given(rows, part, stored, first)
                 first += group.num_rows
 
@@ -192,7 +192,7 @@ def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
         yield parquet
 
 
-def _begin(group: pq.RowGroupMetaData) -> int:
+def begin_of(group: pq.RowGroupMetaData) -> int:
     """The place where a row group begins in its file."""
     column = group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)

@@ -25,6 +25,7 @@ from sparkdl.pipeline.recipe import with_recipe
 from sparkdl.pipeline.sources.files import partition_types
 from sparkdl.pipeline.spec import HashSplit, TimeSplit
 from sparkdl.tables.table import Table
+from tests.tables import delta_log
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 ROWS = 400
@@ -327,6 +328,28 @@ def test_ids_beyond_64_bits_are_the_key_and_no_numbers(tmp_path, kind):
     assert done.file.spec.source.key == ("order_id",)
     assert list(features_of(done)) == ["x"]
     assert done.file.spec.transform is None
+
+
+@pytest.mark.parametrize("sample_rows", [100, 1000])
+def test_a_delta_table_is_looked_at_without_its_deleted_rows_and_by_its_own_names(tmp_path, monkeypatch, sample_rows):
+    monkeypatch.setattr("sparkdl.pipeline.init.table.SAMPLE_ROWS", sample_rows)
+    table = Table(str(tmp_path / "t"))
+    ids = np.where(np.isin(np.arange(300), delta_log.HIDDEN), 299, np.arange(300))  # twice, until rows are deleted
+    x = np.random.default_rng(0).normal(size=300)
+    lists = pa.array([[n % 5] for n in range(300)])
+    table.append(pa.table({"id": ids, "x": x, "lists": lists, "day": ["2026-01-01"] * 300, "y": ids % 2}))
+    renamed = delta_log.edited_metadata(
+        table.uri, lambda metadata: delta_log.map_columns(metadata, renamed={"x": "amount", "y": "target"})
+    )
+    delta_log.commit(table.uri, 1, delta_log.protocol(["deletionVectors", "columnMapping"], []), renamed)
+    delta_log.hide_rows(table.uri, 2)
+    done = init(str(tmp_path / "p"), table.uri, now=NOW)
+    assert ("294 of 294" if sample_rows > 294 else " of 294 rows") in done.coverage.replace("all 294", "294 of 294")
+    assert (done.file.spec.source.key, *done.file.spec.label, *features_of(done)) == (("id",), "target", "amount")
+    text = (tmp_path / "p" / "p.yaml").read_text()
+    assert "key: id  # counted: 294 rows, 294 different values" in text
+    assert "# not looked at, since Spark alone reads what it maps inside: lists" in text
+    assert Pipeline.load(done.path).check() == ""
 
 
 def test_two_columns_tell_rows_apart_together(tmp_path):
