@@ -55,25 +55,19 @@ class Labelled:
         classes = (codes[:, None] == common).astype(np.float64)
         return Labelled(rows, classes[:, :1] if classes.shape[1] == 2 else classes, classes.shape[1] == 2)
 
-    def first(self, count: int) -> Labelled:
-        """The first rows."""
-        return Labelled(self.rows.slice(0, count), self.targets[:count], self.binary)
-
     def alone(self, profile: Profile) -> float:
         """R2, or AUC of a binary label, that a column tells by its values, by their order or by their ranks."""
         column = self.rows.column(profile.name).combine_chunks()
-        strengths = [self.by_value(column)] if profile.distinct <= len(column) // 4 else [0.0]
+        strengths = [0.0]
+        if profile.distinct <= len(column) // 4:
+            strengths.append(self._measure(_codes(column), None))  # a missing value is one, too
         if profile.kind in ("number", "when"):
             numbers = _numbers(column)
             strengths += [self.by_order(numbers), self.by_order(_ranks(numbers))]
         return max(strengths)
 
-    def by_value(self, column: pa.Array) -> float:
-        """R2, or AUC of a binary label, of the label's mean by value; a missing one is a value, too."""
-        return self._measure(_codes(column), None)
-
     def by_order(self, x: Floats, *, bins: int = 100) -> float:
-        """The same by a line in each of up to ``bins`` ranges of the numbers, each with as many rows; of all rows."""
+        """R2 or AUC of a line in each of up to ``bins`` ranges of the numbers, each with as many rows; of all rows."""
         half = x[: len(x) // 2]
         present = half[np.isfinite(half)]
         if len(present) < _LEAST // 2:
@@ -138,7 +132,7 @@ class Labelled:
 def too_good(labelled: Labelled, profiles: Sequence[Profile], label: str) -> Iterator[tuple[str, str]]:
     """Yield columns that predict the label (nearly) alone, with a sentence: each alone, then two numbers together."""
     measure = "auc" if labelled.binary else "R2"
-    few = labelled.first(_FEW)
+    few = Labelled(labelled.rows.slice(0, _FEW), labelled.targets[:_FEW], labelled.binary)
     strengths: dict[str, float] = {}
     for profile in profiles:
         if profile.kind not in ("number", "bool", "text", "when") or not profile.present:
