@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -99,6 +100,17 @@ class _TextRows(FileRows):
         of = f"{read:,} rows" if are_all else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
         coverage = f"all {of}" if complete else f"{rows.num_rows:,} rows, from places all over the {of}"
         return Sample(rows=rows, complete=complete, coverage=coverage)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """These columns of every row, as texts."""
+        for file in self._files:
+            with Storage.of(file).open_input() as stream:
+                for rows in self._texts(file, unpacked(stream, file), columns):
+                    yield self._with_partition(rows, file, columns)
+
+    @abstractmethod
+    def _texts(self, file: str, stream: Any, columns: Sequence[str]) -> Iterable[pa.Table]:
+        """Rows of a file with those of the columns that stand in it."""
 
     def hours(self, column: str) -> Mapping[str, int] | None:
         """Read this column of every file; what is no time there, though it was in the sample, is left out."""
@@ -286,13 +298,9 @@ class CsvRows(_TextRows):
                 self.source["options"][option] = next(iter(of_kind.values())).spark
         return {name: written.read(columns[name]) for name, written in self._date_formats.items()}
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """These columns of every row, as texts."""
+    def _texts(self, file: str, stream: Any, columns: Sequence[str]) -> Iterable[pa.Table]:
         names = [name for name in columns if name in self._names] or self._names[:1]
-        for file in self._files:
-            with Storage.of(file).open_input() as stream:
-                for rows in self._read(unpacked(stream, file), True, names, []):
-                    yield self._with_partition(rows, file, columns)
+        return self._read(stream, True, names, [])
 
 
 class JsonRows(_TextRows):
@@ -319,21 +327,14 @@ class JsonRows(_TextRows):
             start += len(of_block)
         return self._sample_of(pa.concat_tables(tables, promote_options="permissive"), blocks, are_all=are_all)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """These columns of every row, as texts."""
-        for file in self._files:
-            with Storage.of(file).open_input() as stream:
-                rows = _objects(file, io.BufferedReader(unpacked(stream, file)))
-                while chunk := list(itertools.islice(rows, _LINES)):
-                    texts = {
-                        name: pa.array(
-                            [None if row.get(name) is None else str(row[name]) for row in chunk], pa.string()
-                        )
-                        for name in columns
-                        if name not in self._partition_by_file[file]
-                    }
-                    table = pa.table(texts) if texts else pa.table({"": pa.nulls(len(chunk))})
-                    yield self._with_partition(table, file, columns)
+    def _texts(self, file: str, stream: Any, columns: Sequence[str]) -> Iterable[pa.Table]:
+        rows = _objects(file, io.BufferedReader(stream))
+        while chunk := list(itertools.islice(rows, _LINES)):
+            cells = {"": pa.nulls(len(chunk))}  # so that there are rows where all columns are of the folder
+            for name in set(columns) - self._partition_by_file[file].keys():
+                texts = [None if row.get(name) is None else str(row[name]) for row in chunk]
+                cells[name] = pa.array(texts, pa.string())
+            yield pa.table(cells)
 
 
 def _column(values: list[Any]) -> pa.Array:
