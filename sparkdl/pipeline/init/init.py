@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import SchemaError
+from sparkdl.errors import ConfigError, ConflictError, SchemaError
 from sparkdl.pipeline.file import PipelineFile, loads
 from sparkdl.pipeline.init.features import choose
-from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
 from sparkdl.pipeline.init.profile import profiles_of
 from sparkdl.pipeline.init.roles import find_key, find_label, find_time
 from sparkdl.pipeline.init.split import plan_for
@@ -20,9 +25,14 @@ from sparkdl.pipeline.init.text import rows_of
 from sparkdl.pipeline.init.values import numbers_of_texts
 from sparkdl.pipeline.init.write import pipeline_text
 from sparkdl.pipeline.rows.expect import OWN
+from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PLAIN_NETWORK = ("class TabularNet(", "class _Block(")
+"""How what the ensemble does not need begins in the module of networks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +107,7 @@ def init(
         DataError: there are no rows, or nothing that can be predicted.
         StorageError: the table cannot be read, or the folder not be written.
     """
-    folder, name = new_folder(place)
+    folder, name = _new_folder(place)
     rows = _opened(table, spark)
     sample = rows.sample()
     table_as_numbers, casts = numbers_of_texts(sample.rows)
@@ -122,19 +132,32 @@ def init(
         label=chosen,
         plan=plan_for(rows.about, sample, profiles, key, when, chosen),
         casts={column: sql for column, sql in casts.items() if column in read_columns},
-        factory=f"{module_of(name)}:network",
+        factory=f"{_module_of(name)}:network",
         with_model=with_model,
     )
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))
     return Initialised(
         folder=folder.uri,
-        files=write_folder(folder, name, text, with_model=with_model),
+        files=_write_folder(folder, name, text, with_model=with_model),
         file=read,
         coverage=sample.coverage,
         label=f"{chosen.name}, {chosen.type}, {chosen.why}",
         suspects=[choice.column for choice in choices if choice.suspect],
         question=chosen.question,
     )
+
+
+def _new_folder(place: str) -> tuple[Storage, str]:
+    """The folder that ``place`` names, and the pipeline's name, which is the last part of it."""
+    folder = Storage.of(place if "://" in place else Path(place).expanduser())
+    if folder.local_path() is None:
+        raise ConfigError(f"{place} is no folder of this machine, where init writes: name one, and copy it from there")
+    name = folder.uri.rpartition("/")[2]
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be the name of a pipeline: use letters, digits, - and _, such as churn")
+    if folder.exists():
+        raise ConfigError(f"{folder.uri} is there already, and init overwrites nothing: choose another name")
+    return folder, name
 
 
 def _opened(table: str, spark: SparkSession | None) -> Rows:
@@ -157,3 +180,53 @@ def _check_names(names: Sequence[str]) -> None:
     reserved = sorted(OWN & set(names))
     if reserved:
         raise SchemaError(f"the table has a column {reserved[0]!r}, a name that pipelines use themselves: rename it")
+
+
+def _module_of(name: str) -> str:
+    """The Python module of the model stub."""
+    plain = re.sub(r"\W", "_", name).lower()
+    return f"{plain if plain[0].isalpha() else f'p_{plain}'}_model"
+
+
+def _write_folder(folder: Storage, name: str, text: str, *, with_model: bool) -> list[str]:
+    """Write all files, and the folder appears with them; return their names."""
+    module = _module_of(name)
+    words = {
+        "name": name,
+        "module": module,
+        "test": f"test_{module}.py",
+        "schedule": f"{name}.cron",
+        "what": "the network, sparkdl's own written out: the pipeline uses this one"
+        if with_model
+        else "a network of your own to begin with; the pipeline uses sparkdl's until you name it",
+        "folder": shlex.quote(str(folder.local_path())).replace("%", r"\%"),
+        "source": _own_network() if with_model else "",
+    }
+    templates = {
+        f"{module}.py": "own_network.py.txt" if with_model else "network.py.txt",
+        words["test"]: "test_network.py.txt",
+        words["schedule"]: "schedule.cron.txt",
+        "README.md": "README.md.txt",
+    }
+    files, folder_of_templates = {f"{name}.yaml": text}, resources.files(__package__) / "templates"
+    for file, template in templates.items():
+        files[file] = Template((folder_of_templates / template).read_text(encoding="utf-8")).substitute(words)
+    try:
+        for file, content in files.items():
+            folder.child(file).write_if_absent(content.encode())
+    except ConflictError:  # somebody else is writing there at this moment
+        raise
+    except BaseException:
+        folder.delete(recursive=True)
+        raise
+    return list(files)
+
+
+def _own_network() -> str:
+    """The source of sparkdl's own network and its parts; torch is not imported for it."""
+    module = importlib.util.find_spec("sparkdl.models.networks")
+    assert module is not None
+    assert module.origin is not None
+    source = Path(module.origin).read_text(encoding="utf-8")
+    definitions = source.partition("\n__all__ = ")[2].partition("\n\n")[2].rstrip("\n").split("\n\n\n")
+    return "\n\n\n".join(text for text in definitions if not text.startswith(_PLAIN_NETWORK))
