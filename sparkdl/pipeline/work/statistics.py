@@ -3,10 +3,11 @@
 They are the same ``Statistics`` as ``features.statistics`` gives of rows in memory: counts are equal, moments to 1e-12,
 and quantiles are numbers of the rows whose rank is off by a ten-thousandth of the rows at most.
 
-Two passes. The first finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the
-very functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is
-rare, or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model
-will. Rows that lie in files of a table are read by the tasks themselves (``file_rows``).
+Two passes. In the first every task hands on a few numbers for many, of which one ``groupBy`` makes the quantiles. Then
+every task counts its rows with the very functions that ``features.statistics`` uses, and one ``groupBy`` adds up the
+values of all vocabularies; what is rare, or beyond the size of a vocabulary, never leaves the cluster, so that the
+driver holds as many values as the model will. Rows that lie in files of a table are read by the tasks themselves
+(``file_rows``).
 
 Of a small table the driver counts itself: its rows reach it sooner than the two passes are planned.
 
@@ -16,22 +17,25 @@ Windows that are compared with training rows need one pass: quantiles and vocabu
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.types as st
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkdl import errors
-from sparkdl.columns.frames import map_row, row_of
-from sparkdl.columns.names import quoted, stands_in_sql
+from sparkdl.columns.frames import map_row, row_of, selected
+from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import from_values
-from sparkdl.columns.statistics import RunningStats
+from sparkdl.compat.column_names import Task
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
@@ -39,11 +43,15 @@ from sparkdl.features.fitted import Features
 from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Image, Number
 from sparkdl.features.statistics import KNOTS, PROBABILITIES, Running, Statistics, statistics_of, top_values
 from sparkdl.features.tokens import Functions
+from sparkdl.features.values import numbers_of
 from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work.file_rows import FileRows
 
-ACCURACY = 10_000
-"""The accuracy of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
+POINTS = 10_000
+"""Numbers that stand for those of a column in a block of rows, each for as many: ranks are off by half of that."""
+
+BLOCK_NUMBERS = 20_000_000
+"""Numbers of all columns together that a task holds, 160 MB."""
 
 HELD_VALUES = 200_000
 """Distinct values that a task counts before it hands them on."""
@@ -53,8 +61,10 @@ DRIVER_VALUES = 20_000_000
 
 _WINDOW = "__sparkdl_window"
 _REPORT = -1
+_POINTS_SCHEMA = "column int, value double, weight bigint"
 _SCHEMA = "window string, feature int, value string, times long, report binary"
 _Found = dict[str, Running]
+Array = np.ndarray[Any, Any]
 
 
 def spark_statistics(
@@ -82,17 +92,20 @@ def spark_statistics(
     width = len(sources) if files is None else files.width(sources)
     if narrow and rows is not None and rows * width <= DRIVER_VALUES:
         with task_errors():
-            table = _collected(df, features, sources) if files is None else files.collected(sources)
+            table = selected(df, sources).toArrow() if files is None else files.collected(sources)
         return statistics_of(table, features, functions)
-    quantiles_and_knots = _quantiles(df, features, files)
+
+    def mapped(columns: Sequence[str], task: Task, schema: str) -> DataFrame:
+        if files is not None:
+            return files.map(columns, [task], schema)
+        return map_row(_first_bytes(df, features), row_of(columns), task, schema)
+
+    use_drivers_python(df.sparkSession)
+    quantiles_and_knots = _quantiles(df, features, mapped)
     quantiles = {name: numbers[: len(PROBABILITIES)] for name, numbers in quantiles_and_knots.items()}
-    task = _Count(dict(features), sources, quantiles, dict(functions or {}))
+    task = _Count(dict(features), quantiles, dict(functions or {}))
     with task_errors():
-        if files is None:
-            by_task = map_row(*_raw(df, features), task, _SCHEMA)
-        else:
-            by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
-        reported = _bounded(by_task, features).collect()
+        reported = _bounded(mapped(sources, task, _SCHEMA), features).collect()
     running = _merged([bytes(row["report"]) for row in reported if row["feature"] == _REPORT], list(features))
     counts_by_feature: list[list[tuple[str, int]]] = [[] for _ in features]
     for _, position, value, times, _ in reported:
@@ -128,10 +141,11 @@ def window_statistics(df: DataFrame, fitted: Features) -> dict[str, dict[str, St
     }
     quantiles = {feature.name: feature.statistics.quantiles for feature in fitted.fitted}
     named = {name: frozenset(values) for name, values in vocabularies.items()}
-    task = _Count(features, _sources(df, features), quantiles, dict(fitted.functions), named)
+    task = _Count(features, quantiles, dict(fitted.functions), named)
+    use_drivers_python(df.sparkSession)
+    frame = _first_bytes(df, features).withColumn(_WINDOW, F.col(WINDOW).cast("string"))
     with task_errors():
-        raw_counts = map_row(*_raw(df, features, F.col(WINDOW)), task, _SCHEMA)
-        rows = _summed(raw_counts).collect()
+        rows = _summed(map_row(frame, row_of([_WINDOW, *_sources(df, features)]), task, _SCHEMA)).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
     return {
@@ -155,41 +169,37 @@ def _sources(df: DataFrame, features: Mapping[str, Feature]) -> tuple[str, ...]:
     return sources
 
 
-def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None = None) -> tuple[DataFrame, Column]:
-    """What ``_Count`` takes: rows, and a struct of the window, if there are several, and the columns of ``_sources``.
+def _first_bytes(df: DataFrame, features: Mapping[str, Feature]) -> DataFrame:
+    """The rows with the first byte of each picture, of which it only matters whether it is there.
 
     Columns of other names would not do: Spark's optimizer writes a condition on k renamed columns in 2^k ways.
     """
-    use_drivers_python(df.sparkSession)
     pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
     only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
-    sources = _sources(df, features)
-    # of a picture it only matters whether it is there
-    changed = {name: F.substring(F.col(quoted(name)), 1, 1) for name in only}
-    changed[_WINDOW] = F.lit("") if window is None else window.cast("string")
-    return df.withColumns(changed), row_of([_WINDOW, *sources])
+    return df.withColumns({name: F.substring(F.col(quoted(name)), 1, 1) for name in only}) if only else df
 
 
-def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence[str]) -> pa.Table:
-    frame, row = _raw(df, features)
-    structs = frame.select(row).toArrow()
-    return structs.flatten().remove_column(0).rename_columns(list(sources))  # the window lies in front
+def _quantiles(
+    df: DataFrame, features: Mapping[str, Feature], mapped: Callable[[Sequence[str], Task, str], DataFrame]
+) -> dict[str, tuple[float, ...]]:
+    """The quantiles of every number and then its knots; none where no row has one.
 
+    What is missing, NaN or infinite does not count.
 
-def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:
-    """The quantiles of every number and then its knots, in one aggregation; none where no row has one."""
+    Args:
+        df: the rows, whose types are looked at.
+        features: by name, their options.
+        mapped: makes of the columns of that name, by a task, a DataFrame of that schema.
+    """
     sources = {name: options.source(name) for name, options in features.items() if isinstance(options, Number)}
     columns = list(dict.fromkeys(sources.values()))
     if not columns:
         return {}
     _check_numbers(df, columns)
     with task_errors():
-        if files is not None:
-            quantiles = files.quantiles(columns)
-        else:
-            aggregates = [_quantile(name).alias(f"column_{position}") for position, name in enumerate(columns)]
-            [row] = df.agg(*aggregates).collect()
-            quantiles = {column: tuple(row[f"column_{position}"] or ()) for position, column in enumerate(columns)}
+        points = mapped(columns, _points, _POINTS_SCHEMA)
+        merged = points.groupBy("column").applyInArrow(_merged_points, "column int, quantiles array<double>").collect()
+    quantiles = {columns[row["column"]]: tuple(row["quantiles"]) for row in merged}
     return {name: quantiles.get(source, ()) for name, source in sources.items()}
 
 
@@ -202,16 +212,46 @@ def _check_numbers(df: DataFrame, columns: Sequence[str]) -> None:
             )
 
 
-def _quantile(name: str) -> Column:
-    """The aggregation of one column, as a text: each part of an expression is a question to Java, 20 ms for all."""
-    if not stands_in_sql(name):
-        column = F.col(quoted(name)).cast("double")
-        finite_column = F.when(~F.isnan(column) & (F.abs(column) < float("inf")), column)
-        return F.percentile_approx(finite_column, [*PROBABILITIES, *KNOTS], ACCURACY)
-    number = f"CAST({quoted(name)} AS DOUBLE)"
-    finite = f"IF(NOT isnan({number}) AND abs({number}) < double('inf'), {number}, NULL)"
-    probabilities = ", ".join(f"{probability!r}D" for probability in (*PROBABILITIES, *KNOTS))
-    return F.expr(f"percentile_approx({finite}, array({probabilities}), {ACCURACY})")
+def _points(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """At most ``POINTS`` numbers of each column and block of rows, with how many each stands for."""
+    arrays_by_column: dict[str, list[Array]] = defaultdict(list)
+    numbers = 0
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            arrays_by_column[name].append(numbers_of(name, column))
+        numbers += batch.num_rows * batch.num_columns
+        if numbers >= BLOCK_NUMBERS:
+            yield _points_of_block(arrays_by_column.values())
+            arrays_by_column.clear()
+            numbers = 0
+    if numbers:
+        yield _points_of_block(arrays_by_column.values())
+
+
+def _points_of_block(columns: Iterable[Sequence[Array]]) -> pa.RecordBatch:
+    blocks = []
+    for position, arrays in enumerate(columns):
+        values = np.concatenate(arrays)
+        values = np.sort(values[~np.isnan(values)])
+        edges = np.arange(min(POINTS, len(values)) + 1) * len(values) // max(1, min(POINTS, len(values)))
+        chosen = values[(edges[:-1] + edges[1:]) // 2]
+        blocks.append((np.full(len(chosen), position, np.int32), chosen, np.diff(edges)))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(np.concatenate(arrays)) for arrays in zip(*blocks, strict=True)], ["column", "value", "weight"]
+    )
+
+
+def _merged_points(points: pa.Table) -> pa.Table:
+    """The quantiles of one column at ``PROBABILITIES`` and ``KNOTS``, of the points of all blocks: numbers of the rows.
+
+    Their ranks are off by 1/20,000 of the rows at most.
+    """
+    value, weight = points["value"].to_numpy(), points["weight"].to_numpy()
+    order = np.argsort(value, kind="stable")
+    upto = np.cumsum(weight[order])
+    at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES + KNOTS) * upto[-1] - 1e-9), side="left")
+    quantiles = value[order][np.minimum(at, len(order) - 1)].tolist()
+    return pa.table({"column": points["column"][:1], "quantiles": pa.array([quantiles], pa.list_(pa.float64()))})
 
 
 def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:
@@ -248,20 +288,18 @@ def _merged(reports: Sequence[bytes], names: Sequence[str]) -> dict[str, _Found]
             raise getattr(errors, kind)(message)
         into = merged.setdefault(report["window"], _none(names))
         for name, fields in report["features"].items():
-            numbers, of_scaled = (RunningStats.from_json(fields.pop(part)) for part in ("numbers", "scaled"))
-            into[name].merge(Running(**fields, numbers=numbers, scaled=of_scaled))
+            into[name].merge(msgspec.convert(fields, Running))
     return merged
 
 
 @dataclass(frozen=True)
 class _Count:
-    """Counts the rows of one partition, by window: the first column.
+    """Counts the rows of one partition, by window where they have the column ``_WINDOW``.
 
     What is wrong with the rows goes to the driver as a report, since trying again would not help.
     """
 
     features: dict[str, Feature]
-    sources: tuple[str, ...]
     quantiles: dict[str, tuple[float, ...]]
     functions: Functions
     named: Mapping[str, frozenset[str]] | None = None
@@ -297,22 +335,19 @@ class _Count:
     def _add(self, batch: pa.RecordBatch, running: _Found, counted: list[Counter[str]]) -> None:
         for (name, options), values in zip(self.features.items(), counted, strict=True):
             source = options.source(name)
-            column = batch.column(self.sources.index(source) + 1)
             quantiles = self.quantiles.get(name, ())
-            counter = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
+            counter = running[name].add(
+                source, options, batch.column(source), quantiles=quantiles, functions=self.functions
+            )
             named = None if self.named is None else self.named.get(name, frozenset())
             values.update(counter if named is None else {value: counter[value] for value in counter.keys() & named})
 
 
-def _of_one_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches as ``_Count`` takes them: the window in front."""
-    for batch in batches:
-        window = pa.repeat(from_values([""], pa.string())[0], batch.num_rows)
-        yield pa.RecordBatch.from_arrays([window, *batch.columns], ["window", *batch.schema.names])
-
-
 def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    column = batch.column(0)
+    if _WINDOW not in batch.schema.names:
+        yield "", batch
+        return
+    column = batch.column(_WINDOW)
     windows = pc.unique(column)
     for window in windows:
         yield window.as_py(), batch if len(windows) == 1 else batch.filter(pc.equal(column, window))

@@ -97,7 +97,7 @@ def test_the_driver_reads_the_labelled_rows_of_a_part(spark, table, override):
 
 @pytest.mark.parametrize("override", ["split.copies=spread", "split.group=text", "source.key=text"])
 def test_spark_reads_what_is_divided_otherwise(spark, table, override, monkeypatch):
-    monkeypatch.setattr(FileRows, "frame", None)
+    monkeypatch.setattr(FileRows, "map", None)
     spec, clean = loads(TEXT, [override]).spec, table.read(spark)
     windows = {"train": ["one", "two"]}
     assert counted(part_frame(spec, table, clean, windows)) == counted(rows_of(clean, spec, "train", ["one", "two"]))
@@ -105,7 +105,7 @@ def test_spark_reads_what_is_divided_otherwise(spark, table, override, monkeypat
 
 @pytest.mark.parametrize("column", ["array(id) AS z", "CAST('a' AS BINARY) AS z", "CAST(id AS DECIMAL(20, 2)) AS z"])
 def test_spark_hashes_what_workers_do_not_know(spark, tmp_path, column, monkeypatch):
-    monkeypatch.setattr(FileRows, "frame", None)
+    monkeypatch.setattr(FileRows, "map", None)
     table, spec = Table(str(tmp_path / "clean")), loads(TEXT).spec
     table.write(spark.range(50).selectExpr("id AS x", "id % 2 = 0 AS y", column, f"'all' AS {WINDOW}"))
     clean = table.read(spark)
@@ -127,7 +127,7 @@ def test_spark_hashes_texts_that_it_compares_by_their_collation(spark, tmp_path,
 
 
 def test_spark_keeps_the_rows_of_small_files(spark, table, monkeypatch):
-    monkeypatch.setattr(FileRows, "frame", None)
+    monkeypatch.setattr(FileRows, "map", None)
     spec, clean, windows = loads(TEXT).spec, table.read(spark), {"train": ["one"]}
     files = table.scan([(WINDOW, "in", ["one"])]).files
     monkeypatch.setattr(file_rows, "LEAST_BYTES", 1 + sum(file.bytes for file in files) // len(files))

@@ -12,7 +12,7 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, DateParts, Ids, Number
 from sparkdl.features.statistics import KNOTS, PROBABILITIES, Statistics, statistics_of
-from sparkdl.pipeline.work import file_rows, statistics
+from sparkdl.pipeline.work import statistics
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.statistics import spark_statistics, window_statistics
 from sparkdl.tables.table import Table
@@ -65,29 +65,28 @@ def test_the_driver_counts_a_small_table_as_memory_does(spark, tmp_path, monkeyp
             one, two = getattr(found[name], field), getattr(wanted[name], field)
             assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
     monkeypatch.setattr(statistics, "DRIVER_VALUES", 300)
-    monkeypatch.setattr(statistics, "_collected", None)
+    monkeypatch.setattr(statistics, "statistics_of", None)
     assert spark_statistics(frame, features, VOWELS, rows=300).keys() == wanted.keys()
 
 
-def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):
-    monkeypatch.setattr(file_rows, "POINTS", 500)
-    monkeypatch.setattr(file_rows, "BLOCK_NUMBERS", 21_000)
+def test_quantiles_of_many_rows_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):
+    monkeypatch.setattr(statistics, "POINTS", 500)
+    monkeypatch.setattr(statistics, "BLOCK_NUMBERS", 21_000)
     random = np.random.default_rng(0)
     many = random.permutation(100_000).astype(np.float64)
     few = np.where(np.arange(100_000) % 20_000 == 0, np.arange(100_000), np.nan)
-    task = file_rows._Points(("many", "few", "none"))
     batches = pa.table({"many": many, "few": few, "none": np.full(100_000, np.inf)}).to_batches(3_000)
-    points = pa.Table.from_batches(list(task(iter(batches))))
+    points = pa.Table.from_batches(list(statistics._points(iter(batches))))
     assert points.num_rows < 15 * 500 + 10
     by_column = {
-        place: file_rows._quantiles(points.filter(pc.equal(points["place"], place)))["quantiles"][0].as_py()
-        for place in (0, 1)
+        column: statistics._merged_points(points.filter(pc.equal(points["column"], column)))["quantiles"][0].as_py()
+        for column in (0, 1)
     }
     for found, share in zip(by_column[0], PROBABILITIES + KNOTS, strict=True):
         assert found in many
         assert found == pytest.approx(share * 100_000, abs=100)
     assert by_column[1] == np.nanquantile(few, PROBABILITIES + KNOTS, method="inverted_cdf").tolist()
-    assert 2 not in points["place"].to_pylist()
+    assert 2 not in points["column"].to_pylist()
 
 
 def test_many_columns_behind_a_condition_on_all_of_them_are_counted(spark):
@@ -176,5 +175,5 @@ def test_windows_are_counted_as_their_reference_was_in_one_pass(spark):
 def test_a_name_in_which_spark_would_put_a_variable_has_the_quantiles_of_its_numbers(spark):
     numbers = "CASE WHEN id % 9 = 0 THEN NULL WHEN id % 7 = 0 THEN double('nan') ELSE id END"
     frame = spark.range(5000).selectExpr(f"{numbers} AS x").withColumn("${HOME} x", F.col("x"))
-    plain, strange = frame.agg(*map(statistics._quantile, ("x", "${HOME} x"))).first()
+    plain, strange = spark_statistics(frame, {"x": Number(), "${HOME} x": Number()}).values()
     assert plain == strange
