@@ -7,10 +7,12 @@ Labels may come later than their rows: a row with a label that is null is predic
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -140,11 +142,7 @@ def same_label(fitted: FittedLabel, label: Label) -> bool:
 
 def labelled(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     """The rows that have all labels."""
-    from pyspark.sql import functions as F
-
-    for name in names:
-        rows = rows.where(F.col(quoted(name)).isNotNull())
-    return rows
+    return rows.where(_has_labels(names))
 
 
 def encoded(label: FittedLabel) -> Column:
@@ -199,63 +197,6 @@ def bundle_source(bundle: BundleInfo) -> Source:
     return Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
 
 
-class LabelCheck:
-    """Sees in the pass that writes rows whether ``check_labels`` has anything to say of them: one pass less.
-
-    Args:
-        labels: as training saw them.
-        weight: the column of the weights of rows; None where there are none.
-        parts: that the rows are of.
-    """
-
-    def __init__(self, labels: Labels, weight: str | None, parts: Sequence[Part]) -> None:
-        from pyspark.sql import Observation
-
-        self._labels, self._weight, self._parts, self._seen = labels, weight, parts, Observation()
-
-    def observe(self, rows: DataFrame) -> DataFrame:
-        """The same rows, see ``check_labels``; they are counted when an action reads them, once."""
-        from pyspark.sql import functions as F
-
-        has_labels, refused = _has_labels(self._labels), F.lit(False)
-        for label in self._labels:
-            refused = refused | _no_label(label)
-        if self._weight is not None:
-            refused = refused | _no_weight(self._weight)
-        counts = []
-        for part in self._parts:
-            of_part = F.col(PART) == part
-            counts.append(F.count_if(of_part).alias(f"{part} rows"))
-            counts.append(F.count_if(of_part & has_labels).alias(f"{part} labelled"))
-            counts.append(F.count_if(of_part & has_labels & ~refused).alias(f"{part} taken"))
-            if self._weight is not None:
-                weighs = F.col(quoted(self._weight)).try_cast("float") > 0
-                counts.append(F.count_if(of_part & has_labels & weighs).alias(f"{part} weighing"))
-        return rows.observe(self._seen, *counts)
-
-    def refuses(self) -> bool:
-        """Whether ``check_labels`` refuses the rows, once an action has read them."""
-        seen = self._seen.get
-        return any(
-            not seen[f"{part} labelled"]
-            or seen[f"{part} labelled"] > seen[f"{part} taken"]
-            or not seen.get(f"{part} weighing", 1)
-            for part in self._parts
-        )
-
-    def counts(self, written: Mapping[Part, int]) -> dict[Part, LabelCounts] | None:
-        """What ``check_labels`` returns; None where Spark ran a stage twice, which counts twice.
-
-        Args:
-            written: rows of each part with a label.
-        """
-        seen = self._seen.get
-        if any(seen[f"{part} labelled"] != written[part] for part in self._parts):
-            return None
-        rows = {part: (seen[f"{part} rows"], seen[f"{part} labelled"]) for part in self._parts}
-        return {part: LabelCounts(labelled=some, unlabelled=all_rows - some) for part, (all_rows, some) in rows.items()}
-
-
 def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Sequence[Part]) -> dict[Part, LabelCounts]:
     """Refuse rows whose label is no number that a loss takes, or no class that training saw, and weights that are none.
 
@@ -273,47 +214,67 @@ def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Seq
         DataError: a part has no rows; labels are refused: names a label, how many rows, and a value; or weights of rows
             with a label are missing, not finite or negative, or all 0.
     """
+    [totals] = rows.agg(*label_totals(labels, weight, parts)).collect()
+    return check_totals(totals.asDict(), labels, weight, parts)
+
+
+def label_totals(labels: Labels, weight: str | None, parts: Sequence[Part]) -> list[Column]:
+    """What ``check_totals`` takes; rows that are read anyway can be observed for it, which is one reading less."""
     from pyspark.sql import functions as F
 
-    has_labels = _has_labels(labels)
-    counts = [F.count("*").alias("rows"), F.count_if(has_labels).alias("labelled")]
-    for n, label in enumerate(labels):
-        invalid = _no_label(label)
-        counts.append(F.count_if(has_labels & invalid).alias(f"n{n}"))
-        counts.append(F.max(F.when(has_labels & invalid, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
-    if weight is not None:
-        counts.append(F.count_if(has_labels & _no_weight(weight)).alias("bad_weights"))
-        counts.append(F.max(F.when(has_labels, F.col(quoted(weight)).try_cast("float"))).alias("most_weight"))
-    counts_by_part: dict[Part, LabelCounts] = {}
-    totals_by_part = {row[PART]: row for row in rows.groupBy(PART).agg(*counts).collect()}
+    has_labels = _has_labels(labels.names)
+    invalid_labels = [_no_label(label) for label in labels]
+    totals = []
     for part in parts:
-        totals = totals_by_part.get(part)
-        if totals is None or not totals["labelled"]:
-            raise _no_rows(part, 0 if totals is None else totals["rows"])
-        for n, label in enumerate(labels):
-            if totals[f"n{n}"]:
+        of_part = F.col(PART) == part
+        is_labelled = of_part & has_labels
+        totals.append(F.count_if(of_part).alias(f"{part} rows"))
+        totals.append(F.count_if(is_labelled).alias(f"{part} labelled"))
+        for label, invalid in zip(labels, invalid_labels, strict=True):
+            refused = F.when(is_labelled & invalid, F.col(quoted(label.name)).cast("string"))
+            totals.append(F.count_if(is_labelled & invalid).alias(f"{part} refused {label.name}"))
+            totals.append(F.max(refused).alias(f"{part} such as {label.name}"))
+        if weight is not None:
+            number = F.when(is_labelled, F.col(quoted(weight)).try_cast("float"))
+            totals.append(F.count_if(is_labelled & _no_weight(weight)).alias(f"{part} bad weights"))
+            totals.append(F.max(number).alias(f"{part} most weight"))
+    return totals
+
+
+def check_totals(
+    totals: Mapping[str, Any], labels: Labels, weight: str | None, parts: Sequence[Part]
+) -> dict[Part, LabelCounts]:
+    """What ``check_labels`` does, of the rows of which these are the ``label_totals``."""
+    counts_by_part: dict[Part, LabelCounts] = {}
+    for part in parts:
+        rows, labelled_rows = totals[f"{part} rows"], totals[f"{part} labelled"]
+        if not labelled_rows:
+            raise _no_rows(part, rows)
+        for label in labels:
+            refused = totals[f"{part} refused {label.name}"]
+            if refused:
                 reason = "is no finite float32" if label.type == "regression" else "training never saw"
                 remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
                 raise DataError(
-                    f"label {label.name!r}: {totals[f'n{n}']} of the rows to {part} have one that {reason}, such as "
-                    f"{totals[f'v{n}']!r}: refuse them in expect{remedy}"
+                    f"label {label.name!r}: {refused} of the rows to {part} have one that {reason}, such as "
+                    f"{totals[f'{part} such as {label.name}']!r}: refuse them in expect{remedy}"
                 )
-        if weight is not None and totals["bad_weights"]:
+        if weight is not None and totals[f"{part} bad weights"]:
             raise DataError(
-                f"weight {weight!r} is missing, negative or not finite in {totals['bad_weights']} of the rows to "
-                f"{part}: refuse them in expect, with '{weight} >= 0'"
+                f"weight {weight!r} is missing, negative or not finite in {totals[f'{part} bad weights']} of the rows "
+                f"to {part}: refuse them in expect, with '{weight} >= 0'"
             )
-        if weight is not None and totals["most_weight"] == 0:
+        if weight is not None and totals[f"{part} most weight"] == 0:
             raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
-        counts_by_part[part] = LabelCounts(labelled=totals["labelled"], unlabelled=totals["rows"] - totals["labelled"])
+        counts_by_part[part] = LabelCounts(labelled=labelled_rows, unlabelled=rows - labelled_rows)
     return counts_by_part
 
 
-def _has_labels(labels: Labels) -> Column:
+def _has_labels(names: Iterable[str]) -> Column:
     """Whether a row has all labels."""
     from pyspark.sql import functions as F
 
-    return ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
+    return functools.reduce(operator.and_, [F.col(quoted(name)).isNotNull() for name in names])
 
 
 def _no_label(label: FittedLabel) -> Column:

@@ -29,12 +29,13 @@ from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.windows import Part
 from sparkdl.pipeline.work.file_rows import part_files, part_frame
 from sparkdl.pipeline.work.labels import (
-    LabelCheck,
     Labels,
     bundle_source,
     check_labels,
+    check_totals,
     encoded,
     fit_labels,
+    label_totals,
     labelled,
     labels_of,
     same_label,
@@ -163,14 +164,15 @@ def cut_shards(
         DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
+    from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    spec, table = project.spec, project.table("clean")
-    used = {*features.columns, *labels.names, *([spec.weight] if spec.weight else ())}
-    rows = part_frame(spec, table, clean, windows, list(used))
-    check = LabelCheck(labels, spec.weight, list(windows))
-    labelled_rows = labelled(check.observe(rows), labels.names)
+    spec, table, parts = project.spec, project.table("clean"), list(windows)
     weight = [spec.weight] if spec.weight else []
+    rows = part_frame(spec, table, clean, windows, [*features.columns, *labels.names, *weight])
+    observation = Observation()
+    observed_rows = rows.observe(observation, *label_totals(labels, spec.weight, parts))
+    labelled_rows = labelled(observed_rows, labels.names)
     raw = [name for name in features.columns if name not in labels.names]
     numbers = {label.name: encoded(label) for label in labels}
     numbers |= {name: F.col(quoted(name)).try_cast("float") for name in weight}
@@ -183,13 +185,11 @@ def cut_shards(
     )
     marked = labelled_rows.withColumns({**numbers, _VALIDATES: F.col(PART) == "validate"})
     config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions)
-    was_read = False
+    counts = None
 
-    def last_look() -> None:
-        nonlocal was_read
-        was_read = True
-        if check.refuses():
-            raise DataError("labels or weights are refused")
+    def check_before_commit() -> None:
+        nonlocal counts
+        counts = check_totals(observation.get, labels, spec.weight, parts)
         before_commit()
 
     try:
@@ -202,7 +202,7 @@ def cut_shards(
             config=config,
             sources=(train, validate),
             overwrite=True,
-            before_commit=last_look,
+            before_commit=check_before_commit,
         )
         manifests: list[Manifest] = []
         for manifest in written:
@@ -210,13 +210,13 @@ def cut_shards(
                 raise manifest
             manifests.append(manifest)
     except (DataError, SchemaError):
-        check_labels(rows, labels, spec.weight, list(windows))  # tells more of labels and weights
+        check_labels(rows, labels, spec.weight, parts)  # tells more of labels and weights
         raise
     train_set, validation_set = manifests
-    set_rows: dict[Part, int] = {"train": train_set.rows, "validate": validation_set.rows}
-    counts = check.counts(set_rows) if was_read else None  # else an earlier run, that was killed, wrote both
-    if counts is None:
-        counts = check_labels(rows, labels, spec.weight, list(windows))
+    observed = None if counts is None else (counts["train"].labelled, counts["validate"].labelled)
+    if counts is None or observed != (train_set.rows, validation_set.rows):
+        # an earlier run, that was killed, wrote both sets; or Spark ran a stage twice, which counts twice
+        counts = check_labels(rows, labels, spec.weight, parts)
     return Shards(
         train=train_set.uri,
         validate=validation_set.uri,
