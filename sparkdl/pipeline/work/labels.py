@@ -152,9 +152,7 @@ def encoded(label: FittedLabel) -> Column:
     column = F.col(quoted(label.name))
     if label.type == "regression":
         return column.cast("double").cast("float")
-    class_index = F.coalesce(
-        *[F.when(column.cast("string") == value, F.lit(index)) for index, value in enumerate(label.classes)]
-    )
+    class_index = F.nullif(F.array_position(F.lit(list(label.classes)), column.cast("string")), F.lit(0)) - 1
     return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
 
 
