@@ -67,11 +67,12 @@ def _statistics(options: Feature) -> Statistics:
 
 
 def _label(name: str, label: Label) -> FittedLabel:
-    classes = tuple(map(str, label.classes)) or tuple(str(number) for number in range(_LENGTH))
-    if label.type == "regression" or label.type == "quantiles":
+    if label.type in ("regression", "quantiles"):
         return FittedLabel(name=name, type="regression", levels=label.quantiles)
-    names = ("0", "1") if label.type == "binary" else classes
-    return FittedLabel(name=name, type=label.type, classes=names, mean=0.5 if label.type == "binary" else 0.0)
+    if label.type == "binary":
+        return FittedLabel(name=name, type="binary", classes=("0", "1"))
+    classes = tuple(map(str, label.classes or range(_LENGTH)))
+    return FittedLabel(name=name, type="multiclass", classes=classes)
 
 
 def _inputs(features: Features, rows: int) -> dict[str, Tensor]:

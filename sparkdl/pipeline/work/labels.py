@@ -50,7 +50,7 @@ class FittedLabel:
         type: as in the file.
         classes: its values, in the order of the model's outputs; ``(negative, positive)`` of a binary label; as text.
         levels: of quantiles, which are a regression with an output a level.
-        mean: of a regression's training rows; of a binary label the share of positives; 0 otherwise.
+        mean: of a regression's training rows, 0 for other types.
         deviation: of a regression's training rows, 1 for other types.
         ceiling: of amounts (``loss: poisson``), which no prediction exceeds; None of other labels.
     """
@@ -369,8 +369,7 @@ def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel | None
     if label.type == "binary":
         positive = _positive(name, label, values)
         negative = next(value for value in values if value != positive)
-        rows_of = {row["value"]: row["count"] for row in value_counts}
-        return FittedLabel(name=name, type="binary", classes=(negative, positive), mean=rows_of[positive] / total)
+        return FittedLabel(name=name, type="binary", classes=(negative, positive))
     classes = tuple(spelled(value) for value in label.classes) or tuple(values)
     unnamed = [value for value in values if value not in classes]
     if unnamed:

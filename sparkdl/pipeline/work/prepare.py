@@ -6,7 +6,7 @@ Statistics, vocabularies and classes come from the training rows alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,7 +69,7 @@ class Prepared:
     shards: Shards
     start: str | None
     key: str
-    types: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str]
 
 
 def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, WindowReceipt]) -> tuple[Features, Labels]:
