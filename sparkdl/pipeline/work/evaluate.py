@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _LEAST_WINDOWS = 8
 MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
-_LAST = "_last"
+_LAST = "__sparkdl_last"
 _LEAST_KNOWN = 0.5
 """Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
@@ -88,7 +88,7 @@ def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, l
     label, entity = judged_label(spec, labels), _entity(spec)
     if not entity:
         return rows
-    names = [f"_entity_{position}" for position in range(len(entity))]
+    names = [f"__sparkdl_entity_{position}" for position in range(len(entity))]
     keys = [F.col(quoted(column)).alias(name) for column, name in zip(entity, names, strict=True)]
     newest = F.max(F.struct(F.col(quoted(str(spec.source.when))), encoded(label).alias(_LAST)))
     last_values = training.groupBy(*keys).agg(newest[_LAST].alias(_LAST))

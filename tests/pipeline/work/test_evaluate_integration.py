@@ -57,7 +57,7 @@ def test_labels_of_the_training_rows_are_summed_up_with_their_weights(rows, weig
         assert found["sales"].median == pytest.approx(np.median(table.sales), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["_label", "_group", "_slice_0"])
+@pytest.mark.parametrize("name", ["_label", "_group", "_slice_0", "_last"])
 def test_a_column_of_the_user_is_judged_with_its_own_values(rows, name):
     """The model and the trees read it; once it was the label that they were given."""
     frame = rows[0].withColumn(name, F.lit(-1.0))
@@ -71,8 +71,8 @@ def test_the_newest_training_label_of_the_same_key_is_beside_each_row(spark, row
     held_out = spark.createDataFrame(pd.DataFrame({"store": [1.0, 2.0, None, 9.0], "x": [1, 2, 3, 4]}))
     found = evaluate.with_last_values(held_out, frame, spec_of(), LABELS).toPandas().set_index("x")
     newest = table[table.day == table.day.max()].sales.to_list()
-    assert found["_last"].to_list()[:3] == pytest.approx(newest, rel=1e-6)  # a missing store is one, too
-    assert np.isnan(found.loc[4, "_last"])
+    assert found["__sparkdl_last"].to_list()[:3] == pytest.approx(newest, rel=1e-6)  # a missing store is one, too
+    assert np.isnan(found.loc[4, "__sparkdl_last"])
     assert len(found) == 4
 
 
