@@ -31,7 +31,7 @@ from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.results import Boosted, Trained
-from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, predicted
+from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, output_names, predicted
 from sparkdl.pipeline.work.labels import FittedLabel, as_doubles, encoded, encoded_values, row_weight
 from sparkdl.scoring.score import score
 
@@ -53,7 +53,7 @@ RATE, RATE_OF_MANY_VALUES, MANY_VALUES = 0.05, 0.1, 1_000_000
 """LightGBM's own rate is 0.1: half of the rounds, and an rmse of rides that is 0.5 % above (6.766, by 0.05 6.735)."""
 LEAST_SECONDS = 600.0
 """That a training may take, or twice as long as the model's did: rounds end it, and the clock one that is stuck."""
-_LABEL, _WEIGHT = "__sparkdl_label", "__sparkdl_weight"
+_LABEL, _WEIGHT, _OUTPUT = "__sparkdl_label", "__sparkdl_weight", "__sparkdl_output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +61,15 @@ class TreeRows:
     """What trees are trained with.
 
     Attributes:
-        tables: rows to train on, to stop by and to measure on, with raw columns, label and weight.
+        tables: rows to train on, to stop by and to measure on, with raw columns, label and weight; the last with the
+            model's outputs.
         features: that trees can take.
         left_out: names of those that they cannot.
-        output: the column of the third table with the model's outputs.
     """
 
     tables: Sequence[pa.Table]
     features: Features
     left_out: tuple[str, ...]
-    output: str
 
 
 def tree_rows(
@@ -104,7 +103,7 @@ def tree_rows(
     """
     if importlib.util.find_spec("lightgbm") is None:
         return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
-    left_out = [feature for feature in prepared.features.fitted if not _width(feature)]
+    left_out = tuple(feature.name for feature in prepared.features.fitted if not _width(feature))
     usable = [feature for feature in prepared.features.fitted if _width(feature)]
     if not usable:
         return Boosted(reason="no feature is a number, a category, a date or a vector")
@@ -112,24 +111,23 @@ def tree_rows(
         return Boosted(reason=f"label {label.name!r} has {label.outputs:,} classes, above {MOST_CLASSES}")
     features = Features(tuple(usable))
     most = min(MOST_ROWS, MOST_VALUES // (sum(map(_width, usable)) + label.outputs))
-    output = f"_output_{prepared.labels.names.index(label.name)}"
     try:
         importlib.import_module("lightgbm")  # it takes a second, in which others wait for Spark
         frame, _ = held_out(judging, spec, label, judging_rows)
         scored = score(
             drawn(frame, spec, "boosted", most, min(judging_rows, label.most_measured)),
             trained.bundle,
-            output_columns=[f"_output_{n}" for n in range(len(prepared.labels.names))],
+            output_columns=output_names(prepared.labels, label, _OUTPUT),
             config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
             trusted=trusted,
         )
-        of_files = None
+        training_table = None
         rows = prepared.shards.train_rows
         if files is not None and rows <= most and rows * files.width(features.columns) <= MOST_VALUES:
-            of_files = _collected_of_files(files, spec, features, label)
-        training = drawn(training, spec, "boosted", most, rows)
-        training_table = _collected(training, spec, features, label) if of_files is None else of_files
-        judging_table = stopping_table = _collected(scored, spec, features, label, output)
+            training_table = _collected_of_files(files, spec, features, label)
+        if training_table is None:
+            training_table = _collected(drawn(training, spec, "boosted", most, rows), spec, features, label)
+        judging_table = stopping_table = _collected(scored, spec, features, label, _OUTPUT)
         if stopping is not None:
             stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
             stopping_table = _collected(stopping, spec, features, label)
@@ -137,9 +135,8 @@ def tree_rows(
         raise
     except Exception as cause:
         return _failed(cause)
-    names = tuple(feature.name for feature in left_out)
     tables = (training_table, stopping_table, judging_table)
-    return TreeRows(tables=tables, features=features, left_out=names, output=output)
+    return TreeRows(tables=tables, features=features, left_out=left_out)
 
 
 def boosted(
@@ -152,7 +149,7 @@ def boosted(
     """
     try:
         seconds = max(LEAST_SECONDS, 2 * trained.seconds.get("fit", 0.0))
-        trees = train_trees(rows.tables, spec, rows.features, label, rows.output, seconds)
+        trees = train_trees(rows.tables, spec, rows.features, label, seconds)
     except CancelledError:
         raise
     except Exception as cause:
@@ -171,7 +168,6 @@ def train_trees(
     spec: PipelineSpec,
     features: Features,
     label: FittedLabel,
-    output: str,
     seconds: float = LEAST_SECONDS,
 ) -> Boosted:
     """Train on the first table, stop by the second, measure on the third, which has the model's outputs."""
@@ -205,7 +201,7 @@ def train_trees(
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False), clock],
     )
     trees = np.asarray(booster.predict(matrices[2], num_threads=threads), np.float64)
-    model = predicted(label, numbers(tables[2][output]))
+    model = predicted(label, numbers(tables[2][_OUTPUT]))
     measured = [
         measure(Rows.of(label.type, truths[2], predictions, weights=weights[2], label=label.name))
         for predictions in (trees, model)

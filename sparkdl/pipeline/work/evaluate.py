@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.decode import decode
+from sparkdl.columns.frames import selected
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
@@ -45,6 +46,7 @@ _LEAST_WINDOWS = 8
 MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
 _LAST = "__sparkdl_last"
+_CHALLENGER, _CHAMPION = "__sparkdl_challenger", "__sparkdl_champion"
 _LEAST_KNOWN = 0.5
 """Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
@@ -117,22 +119,22 @@ def evaluate(
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
     frame, columns = held_out(rows, spec, label, count)
-    names = [f"_challenger_{n}" for n in range(len(labels.names))]
-    models = [(names[labels.names.index(label.name)], label)]
-    columns.append(models[0][0])
+    names = output_names(labels, label, _CHALLENGER)
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
+    columns.append(_CHALLENGER)
+    labels_by_column = {_CHALLENGER: label}
     table, error = None, ""
     if champion is not None and not seen:
         try:
-            scored_by_both, rival = _with_champion(scored, champion, label, config, trusted)
-            table = _collected(scored_by_both, [*columns, rival[0]])
-            models.append(rival)
+            scored_by_both, champion_label = _with_champion(scored, champion, label, config, trusted)
+            table = _collected(scored_by_both, [*columns, _CHAMPION])
+            labels_by_column[_CHAMPION] = champion_label
         except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
             error = str(cause)  # if it is the challenger that fails, it does so again
     if table is None:
         table = _collected(scored, columns)
-    classes = list(dict.fromkeys(name for _, model_label in models for name in model_label.classes))
-    outputs = [(numbers(table[column]), model_label) for column, model_label in models]
+    classes = list(dict.fromkeys(name for model_label in labels_by_column.values() for name in model_label.classes))
+    outputs = [(numbers(table[column]), model_label) for column, model_label in labels_by_column.items()]
     truths, groups = numbers(table["__sparkdl_label"]), table["__sparkdl_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
     rows_by_model = []
@@ -164,10 +166,10 @@ def evaluate(
         label=label.name,
         decision=decision,
         slices=slices_by_model[0],
-        champion_slices=slices_by_model[1] if len(models) > 1 else {},
+        champion_slices=slices_by_model[1] if len(outputs) > 1 else {},
         values={name: column.values for name, column in slices.items()},
         challenger=diagnostics[0],
-        champion=diagnostics[1] if len(models) > 1 else None,
+        champion=diagnostics[1] if len(outputs) > 1 else None,
         of_rows=count,
         intervals=_intervals(label, challenger_rows, outputs[0][0]) if label.levels else None,
         calibrated=_calibrated(label, challenger_rows, outputs[0][0], trained.temperatures.get(label.name)),
@@ -234,8 +236,8 @@ def _guessed(
 
 def _with_champion(
     scored: DataFrame, champion: ModelVersion, label: FittedLabel, config: ScoreConfig, trusted: Sequence[str]
-) -> tuple[DataFrame, tuple[str, FittedLabel]]:
-    """The rows with the champion's predictions, and the column of those of its label of the same name and type.
+) -> tuple[DataFrame, FittedLabel]:
+    """The rows with the champion's predictions, and its label of the same name and type.
 
     Raises:
         BundleError: it predicts no such label.
@@ -245,19 +247,24 @@ def _with_champion(
     labels = labels_of(bundle)
     if label.name not in labels.names:
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
-    names, position = [f"_champion_{n}" for n in range(len(labels.names))], labels.names.index(label.name)
-    theirs = labels.labels[position]
+    theirs = next(fitted for fitted in labels if fitted.name == label.name)
     if theirs.type != label.type or (label.type == "binary" and set(theirs.classes) != set(label.classes)):
         raise BundleError(
             f"it predicts {theirs.name!r} as {theirs.type} {list(theirs.classes) or ''}, and the challenger as "
             f"{label.type} {list(label.classes) or ''}"
         )
-    return score(scored, bundle, output_columns=names, config=config, trusted=trusted), (names[position], theirs)
+    names = output_names(labels, label, _CHAMPION)
+    return score(scored, bundle, output_columns=names, config=config, trusted=trusted), theirs
+
+
+def output_names(labels: Labels, judged: FittedLabel, column: str) -> list[str]:
+    """Columns for what a model says of its labels, where that of the judged label is called ``column``."""
+    return [column if label.name == judged.name else f"{column}_{n}" for n, label in enumerate(labels)]
 
 
 def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
     with task_errors():
-        return scored.select(*[quoted(name) for name in columns]).toArrow()
+        return selected(scored, columns).toArrow()
 
 
 def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:

@@ -81,8 +81,8 @@ def test_trees_find_what_is_in_categories_and_in_what_is_missing(features, task)
             frame.loc[unlike, "__sparkdl_label"] = 0.0
         frame.loc[hidden, "x"] = np.nan
         wide = np.zeros((count, 3)) if task == "multiclass" else np.zeros((count, 1))
-        tables.append(arrow(frame).append_column("_output", pa.array(wide.tolist(), pa.list_(pa.float64()))))
-    found = boosting.train_trees(tables, spec_of(task), features, LABELS[task], "_output")
+        tables.append(arrow(frame).append_column("__sparkdl_output", pa.array(wide.tolist(), pa.list_(pa.float64()))))
+    found = boosting.train_trees(tables, spec_of(task), features, LABELS[task])
     assert found.rows == 4000
     assert found.columns == 6
     assert found.model.rows == found.trees.rows == 1000
@@ -101,12 +101,12 @@ def _with_labels(count, seed, weights):
     frame = rows_of(count, seed)
     frame["__sparkdl_weight"] = np.random.default_rng(seed).choice(weights, count)
     frame["__sparkdl_label"] = np.where(frame["__sparkdl_weight"] > 0, 1.0, 100.0) + frame.x
-    return arrow(frame).append_column("_output", pa.array(np.zeros(count)))
+    return arrow(frame).append_column("__sparkdl_output", pa.array(np.zeros(count)))
 
 
 def test_rows_without_weight_neither_train_nor_stop_nor_judge(features):
     tables = [_with_labels(1500, seed, [0.0, 2.0]) for seed in range(3)]
-    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"])
     assert found.trees.values["rmse"] < 0.3
     assert found.model.values["mae"] < 3
 
@@ -120,7 +120,7 @@ def test_trees_are_trained_for_the_loss_of_the_label(features, loss, objective, 
     ))  # fmt: skip
     spec = spec_of(f"{{type: regression, loss: {loss}}}")
     tables = [_with_labels(200, seed, [1.0]) for seed in range(3)]
-    boosting.train_trees(tables, spec, features, LABELS["regression"], "_output")
+    boosting.train_trees(tables, spec, features, LABELS["regression"])
     assert asked == [objective]
 
 
@@ -133,13 +133,13 @@ def test_many_values_are_learned_at_lightgbms_own_rate(features, many, rate, mon
     ))  # fmt: skip
     monkeypatch.setattr(boosting, "MANY_VALUES", many)
     tables = [_with_labels(200, seed, [1.0]) for seed in range(3)]
-    boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    boosting.train_trees(tables, spec_of(), features, LABELS["regression"])
     assert rates == [rate]
 
 
 def test_the_clock_ends_a_training_with_the_trees_that_there_are(features):
     tables = [_with_labels(500, seed, [1.0]) for seed in range(3)]
-    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output", seconds=0.0)
+    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], seconds=0.0)
     assert (found.rounds, found.out_of_time) == (1, True)
     assert "stopped by the clock" in found.conditions()
 
@@ -164,6 +164,6 @@ def test_trees_are_the_same_with_one_thread_and_with_several(features, monkeypat
             return chosen
 
         monkeypatch.setattr(boosting, "faster_threads", train_both)
-        found.append(boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output"))
+        found.append(boosting.train_trees(tables, spec_of(), features, LABELS["regression"]))
     assert found[0].rounds > boosting.ROUNDS_TO_COMPARE
     assert (found[0].rounds, found[0].trees) == (found[1].rounds, found[1].trees)
