@@ -103,11 +103,8 @@ def part_files(
     """
     if any(isinstance(options, Image) for options in spec.features.values()):
         return None
-    scan = _scanned(table, [(WINDOW, "in", windows), *((name, "is not", None) for name in spec.label)])
-    if scan is None or isinstance(spec.split, TimeSplit):
-        return None if scan is None else FileRows(spark, scan)
-    parts = _hash_parts(spec, [part], scan)
-    return None if parts is None else FileRows(spark, scan, parts)
+    where = [(WINDOW, "in", windows), *((name, "is not", None) for name in spec.label)]
+    return _file_rows(spec, table, [part], where, spark)
 
 
 def part_frame(
@@ -129,35 +126,39 @@ def part_frame(
         windows: of each part, or some of them.
         columns: that are asked for, and others may be missing; None for all.
     """
-    scan = parts = None
+    files = None
     if hashes_rows(spec) and len(set(map(tuple, windows.values()))) == 1:
-        scan = _scanned(table, [(WINDOW, "in", next(iter(windows.values())))])
-        parts = None if scan is None else _hash_parts(spec, list(windows), scan)
-    if scan is None or parts is None:
+        where = [(WINDOW, "in", next(iter(windows.values())))]
+        files = _file_rows(spec, table, list(windows), where, clean.sparkSession)
+    if files is None:
         [(part, of_part), *others] = windows.items()
         return rows_of_parts(clean, spec, windows) if others else rows_of(clean, spec, part, of_part)
     fields = [field for field in clean.schema if field.name != SLOT and (columns is None or field.name in columns)]
     names, schema, part_column = [field.name for field in fields], StructType(fields), None
     if len(windows) > 1:
         schema, part_column = schema.add(PART, "string"), PART
-    return FileRows(clean.sparkSession, scan, parts).map(names, [], schema, part_column)
+    return files.map(names, [], schema, part_column)
 
 
-def _hash_parts(spec: PipelineSpec, parts: Sequence[Part], scan: TableScan) -> HashParts | None:
-    """How workers find the rows of parts; None where Spark alone can, or keeps the rows of small files in memory."""
-    if hashes_rows(spec) and sum(file.bytes for file in scan.files) < LEAST_BYTES * len(scan.files):
-        return None
-    if any(mark in scan.schema_json for mark in _OTHER_TEXTS):
-        return None
-    return hash_parts(spec, parts, scan.schema)
+def _file_rows(
+    spec: PipelineSpec, table: Table, parts: Sequence[Part], where: Where, spark: SparkSession
+) -> FileRows | None:
+    """The rows of parts in the newest version of a table; None where Spark alone reads them, or knows their parts.
 
-
-def _scanned(table: Table, where: Where) -> TableScan | None:
-    """The files of a table's newest version; None where only Spark reads them."""
+    Of small files whose rows are hashed whole Spark keeps the rows in memory.
+    """
     try:
-        return table.scan(where)
+        scan = table.scan(where)
     except IntegrityError:
         raise
     except StorageError as why:
         logger.info("Spark reads the rows of %s: %s", table.uri, why)
         return None
+    if isinstance(spec.split, TimeSplit):
+        return FileRows(spark, scan)
+    if hashes_rows(spec) and sum(file.bytes for file in scan.files) < LEAST_BYTES * len(scan.files):
+        return None
+    if any(mark in scan.schema_json for mark in _OTHER_TEXTS):
+        return None
+    hashed = hash_parts(spec, parts, scan.schema)
+    return None if hashed is None else FileRows(spark, scan, hashed)
