@@ -176,7 +176,7 @@ def tune(
         search.check_looks(ladder)
         schedule = Schedule(ladder, reduction, maximise=search.maximise, trials=search.trials)
         width = min(len(settings), room_for_fits(df.sparkSession, search.ranks, slots))
-        run_side_by_side([lambda: search.work(schedule)] * width, df.sparkSession, width)
+        run_side_by_side([lambda: schedule.work(search.train)] * width, df.sparkSession, width)
         return search.result()
     finally:
         search.close()
@@ -201,6 +201,19 @@ class Schedule:
         self._waiting = [trial.number for trial in trials if not trial.values and not trial.failed]
         self._running, self._stopped = 0, False
         self._changed = threading.Condition()
+
+    def work(self, train: Callable[[int, int], float | None]) -> None:
+        """Train what is next until nothing is; an error ends the work of all threads.
+
+        Args:
+            train: takes a trial's number and how many epochs it is to have; None where the trial failed.
+        """
+        while (job := self.next()) is not None:
+            try:
+                self.done(*job, train(*job))
+            except BaseException:
+                self.stop()
+                raise
 
     def next(self) -> tuple[int, int] | None:
         """A trial's number and how many epochs it is to have; waits while others may send one on; None at the end."""
@@ -304,20 +317,9 @@ class _Search:
                     "it had, or give another run_id"
                 )
 
-    def work(self, schedule: Schedule) -> None:
-        """Train what is next until nothing is."""
-        while (job := schedule.next()) is not None:
-            number, epochs = job
-            try:
-                value = self._train(self.trials[number], epochs)
-            except BaseException:
-                schedule.stop()
-                raise
-            schedule.done(number, epochs, value)
-
-    def _train(self, trial: Trial, epochs: int) -> float | None:
+    def train(self, number: int, epochs: int) -> float | None:
         """Train one trial up to so many epochs; its value, or None where its settings let it fail."""
-        started = time.perf_counter()
+        trial, started = self.trials[number], time.perf_counter()
         if trial.number not in self._drawn and self._sampler is not None:
             trial = replace(trial, settings=self._sampler.ask(trial.number))
             self._keep(trial)  # before it trains: where it is interrupted, its checkpoints are of these

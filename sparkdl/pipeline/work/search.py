@@ -6,7 +6,6 @@ import functools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -112,15 +111,7 @@ class TrialSearch:
             self._receipts.keep("trial", look_key(key, rung), tried)
             return _value(tried, column)
 
-        def work() -> None:
-            while (job := schedule.next()) is not None:
-                try:
-                    schedule.done(*job, look_at(*job))
-                except BaseException:
-                    schedule.stop()
-                    raise
-
-        run_side_by_side([work] * width, self._spark, width)
+        run_side_by_side([lambda: schedule.work(look_at)] * width, self._spark, width)
         full_trials = [tried_by_epochs[epochs] for tried_by_epochs in looks_by_trial if epochs in tried_by_epochs]
         if not any(_value(tried, column) is not None for tried in full_trials):  # few trials send none to the end
             ranks = {
@@ -149,26 +140,15 @@ class TrialSearch:
             if tried is not None:
                 drawn[key] = tried.settings
                 sampler.remember(number, tried.settings, _value(tried, self._column), _failed(tried, self._column))
-        waiting, lock = deque(keys), threading.Lock()
 
-        def work() -> None:
-            while True:
-                with lock:
-                    if not waiting:
-                        return
-                    key = waiting.popleft()
-                    settings = drawn.get(key) or sampler.ask(numbers[key])
-                    if key not in drawn:
-                        self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
-                    self._settings[key] = dict(settings)
-                try:
-                    tried = self._train(key, settings)
-                except BaseException:
-                    waiting.clear()
-                    raise
-                sampler.tell(numbers[key], _value(tried, self._column))
+        def draw_and_train(key: str) -> None:
+            settings = drawn.get(key) or sampler.ask(numbers[key])
+            if key not in drawn:
+                self._receipts.keep("trial", look_key(key, 0), Tried(trained=None, settings=settings))
+            self._settings[key] = dict(settings)
+            sampler.tell(numbers[key], _value(self._train(key, settings), self._column))
 
-        run_side_by_side([work] * width, self._spark, width)
+        run_side_by_side([functools.partial(draw_and_train, key) for key in keys], self._spark, width)
 
     def _look(self, key: str, epochs: int) -> Tried | None:
         """What this run or an earlier one has kept of a trial after so many epochs."""
