@@ -58,11 +58,11 @@ class TrainStep(LearningStep):
         from sparkdl.pipeline.work.evaluate import MOST_SUMMED, label_summaries
         from sparkdl.pipeline.work.file_rows import part_frame
         from sparkdl.pipeline.work.search import best_of
-        from sparkdl.pipeline.work.training import network_of, train
+        from sparkdl.pipeline.work.training import train
 
         spec, prepared = run.spec, prepared_of(run, parts, spark)
         if spec.search is None:
-            trained = train(spark, spec, prepared, key, network_of(spec, prepared))
+            trained = train(spark, spec, prepared, key)
         else:
             tried = [
                 (settings, run.receipts.result("trial", trial, Tried) or Tried(trained=None))

@@ -35,7 +35,7 @@ from sparkdl.pipeline.trials import (
     with_settings,
 )
 from sparkdl.pipeline.work.prepare import Prepared
-from sparkdl.pipeline.work.training import checkpoints_of, look_key, network_of, train
+from sparkdl.pipeline.work.training import checkpoints_of, look_key, train
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,7 +185,7 @@ class TrialSearch:
         started = time.perf_counter()
         try:
             spec = self._file_of(key)
-            trained = train(self._spark, spec, self._prepared, key, network_of(spec, self._prepared), epochs=epochs)
+            trained = train(self._spark, spec, self._prepared, key, epochs=epochs)
             return Tried(trained=trained, seconds=time.perf_counter() - started)
         except SparkdlError as error:
             text = settings_text(self._settings[key])

@@ -48,24 +48,23 @@ _MAKING = threading.Lock()
 """Held while a network is made, here or by a bundle: torch has one generator, and trials train side by side."""
 
 
-def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
+def _network(spec: PipelineSpec, start: str | None, description: dict[str, Any]) -> nn.Module:
     """The network that a training starts from: made by its factory, with the champion's weights where it starts there.
 
     Raises:
         ConfigError: the factory fails, or the champion's weights do not fit what it makes.
     """
-    description = described(prepared.features, prepared.labels, spec.label)
     with _MAKING:
         network = make_network(spec.model, description, spec.train.random_seed or 0)
-    if prepared.start is not None:
-        published_hash = prepared.start.rpartition("/")[2]  # a registry's folder of a bundle is called so
+    if start is not None:
+        published_hash = start.rpartition("/")[2]  # a registry's folder of a bundle is called so
         with _MAKING:
-            champion = load_bundle(prepared.start, expected_hash=published_hash, trusted=_trusted(spec)).model
+            champion = load_bundle(start, expected_hash=published_hash, trusted=_trusted(spec)).model
         try:
             network.load_state_dict(adjusted(champion, ()).state_dict())
         except RuntimeError as error:
             raise ConfigError(
-                f"train.start=champion: the champion's weights ({prepared.start}) do not fit the model of this file ("
+                f"train.start=champion: the champion's weights ({start}) do not fit the model of this file ("
                 f"{str(error).splitlines()[-1].strip()}): train it from scratch once"
             ) from error
     return network
@@ -81,23 +80,21 @@ def train(
     spec: PipelineSpec,
     prepared: Prepared,
     key: str,
-    network: nn.Module,
     *,
     epochs: int | None = None,
 ) -> Trained:
-    """Train on shard sets.
+    """Train a new network on shard sets.
 
     Args:
         spark: the session.
         spec: the pipeline.
         prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
         key: of this training: another one has another key.
-        network: to start from.
         epochs: after which a search looks at this training, which may go on later, from its checkpoint; None trains
             all of them.
 
     Raises:
-        ConfigError: factory, optimizer, loss and settings do not fit each other.
+        ConfigError: factory, optimizer, loss and settings do not fit each other, or the champion's weights the network.
         DataError: the rows do not fit them.
         ClusterError: ranks could not be started, or one failed.
         TrainingError: the training went wrong.
@@ -112,7 +109,7 @@ def train(
     if epochs is not None:  # its learning rates are those of all epochs
         parameters["epochs"] = epochs
     estimator = TorchEstimator(
-        model=network,
+        model=_network(spec, prepared.start, description),
         optimizer=_optimizer(settings),
         loss=[_loss(spec, label) for label in labels],
         feature_cols=[feature.name for feature in features.inputs],
