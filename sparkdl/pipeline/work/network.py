@@ -18,6 +18,7 @@ from sparkdl.features.spec import NUMBERS
 from sparkdl.models.importing import makes_a_model
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.spec import Label, Model
+from sparkdl.pipeline.spec.data import LOSSES
 from sparkdl.pipeline.trials import factory_of
 from sparkdl.pipeline.work.labels import Labels
 
@@ -46,7 +47,6 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
         }
         for tensor in features.inputs
     ]
-    losses = {"regression": "mse", "quantiles": "pinball"}
     described_labels = [
         {
             "name": label.name,
@@ -56,7 +56,7 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
             "mean": label.mean if label.type == "regression" and label.ceiling is None else 0.0,
             "deviation": label.deviation if label.ceiling is None else 1.0,  # of amounts the logarithm is asked for
             **({"levels": list(label.levels)} if label.levels else {}),
-            "loss": sections[label.name].loss or losses.get(sections[label.name].type, "log_loss"),
+            "loss": sections[label.name].loss or LOSSES[sections[label.name].type][0],
             "weight": 1.0 if sections[label.name].weight is None else sections[label.name].weight,
         }
         for label in labels

@@ -26,6 +26,7 @@ from sparkdl.nn import PoissonLoss, QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.recipe import accuracy_column, calibrates, recipe_of, settled_train, smoothing_of
 from sparkdl.pipeline.spec import PipelineSpec, Train
+from sparkdl.pipeline.spec.data import LOSSES
 from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.trials import factory_of, metrics_of_trials
@@ -215,15 +216,16 @@ def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
 
 
 def _loss(spec: PipelineSpec, fitted: FittedLabel) -> Any:
-    name, label = fitted.name, spec.label[fitted.name]
-    if label.loss and ":" in label.loss:
-        return imported(label.loss, f"label.{name}.loss")
-    if label.type == "quantiles":
+    label = spec.label[fitted.name]
+    loss = label.loss or LOSSES[label.type][0]
+    if ":" in loss:
+        return imported(loss, f"label.{fitted.name}.loss")
+    if loss == "pinball":
         return QuantileLoss(label.quantiles)
-    if label.loss == "poisson":
+    if loss == "poisson":
         return PoissonLoss(fitted.mean, fitted.ceiling)
-    if label.type == "regression":
-        return _LOSSES[label.loss or "mse"]()
     if label.type == "binary":
         return nn.BCEWithLogitsLoss()
-    return nn.CrossEntropyLoss(label_smoothing=smoothing_of(spec, name))
+    if label.type == "multiclass":
+        return nn.CrossEntropyLoss(label_smoothing=smoothing_of(spec, fitted.name))
+    return _LOSSES[loss]()
