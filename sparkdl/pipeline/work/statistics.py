@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.types as st
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from sparkdl import errors
@@ -106,7 +106,7 @@ def spark_statistics(
     task = _Count(dict(features), quantiles, dict(functions or {}))
     with task_errors():
         reported = _bounded(mapped(sources, task, _SCHEMA), features).collect()
-    running = _merged([bytes(row["report"]) for row in reported if row["feature"] == _REPORT], list(features))
+    running = _merged(reported, list(features))
     counts_by_feature: list[list[tuple[str, int]]] = [[] for _ in features]
     for _, position, value, times, _ in reported:
         if position != _REPORT:
@@ -146,7 +146,7 @@ def window_statistics(df: DataFrame, fitted: Features) -> dict[str, dict[str, St
     frame = _first_bytes(df, features).withColumn(_WINDOW, F.col(WINDOW).cast("string"))
     with task_errors():
         rows = _summed(map_row(frame, row_of([_WINDOW, *_sources(df, features)]), task, _SCHEMA)).collect()
-    running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
+    running = _merged(rows, list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
     return {
         name: {
@@ -278,11 +278,11 @@ def _none(features: Iterable[str]) -> _Found:
     return {name: Running() for name in features}
 
 
-def _merged(reports: Sequence[bytes], names: Sequence[str]) -> dict[str, _Found]:
+def _merged(rows: Sequence[Row], names: Sequence[str]) -> dict[str, _Found]:
     """What the tasks found, by window, merged in the order of their partitions."""
-    parsed = sorted(map(json.loads, reports), key=lambda report: report["partition"])
+    reports = [json.loads(row["report"]) for row in rows if row["feature"] == _REPORT]
     merged: dict[str, _Found] = {}
-    for report in parsed:
+    for report in sorted(reports, key=lambda report: report["partition"]):
         if report["error"]:
             kind, message = report["error"]
             raise getattr(errors, kind)(message)
