@@ -61,8 +61,7 @@ class EvaluateStep(LearningStep):
         versions = run.registry.list(str(spec.publish.name))
         rival = next((version for version in versions if version.version == against), None)  # or it was removed since
         rows, count, seen_reason = _judging(run, clean, parts, prepared, rival)
-        table = run.project.table("clean")
-        training = labelled(part_frame(spec, table, clean, {"train": parts.train}), prepared.labels.names)
+        training = labelled(part_frame(run.project, clean, {"train": parts.train}), prepared.labels.names)
         judging, label = with_last_values(rows, training, spec, prepared.labels), judged_label(spec, prepared.labels)
 
         def judge() -> Evaluated:
@@ -73,9 +72,9 @@ class EvaluateStep(LearningStep):
                 return None
             stopping = None  # where they are the rows that judge, which are read anyway
             if parts.judging != "validate" or count != prepared.shards.validate_rows:
-                stopping = part_frame(spec, table, clean, {"validate": parts.validate})
+                stopping = part_frame(run.project, clean, {"validate": parts.validate})
                 stopping = labelled(stopping, prepared.labels.names)
-            files = part_files(spec, table, "train", parts.train, spark)
+            files = part_files(run.project, "train", parts.train, spark)
             return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted, files)
 
         passes: list[Callable[[], Any]] = [judge, rows_for_trees]
@@ -141,11 +140,10 @@ def _judging(
 
     spec, part, record = run.spec, parts.judging, run.record
     windows = parts.windows(part)
-    table = run.project.table("clean")
-    labelled_rows = labelled(part_frame(spec, table, clean, {part: windows}), prepared.labels.names)
+    labelled_rows = labelled(part_frame(run.project, clean, {part: windows}), prepared.labels.names)
     count = prepared.shards.validate_rows
     if part == "test":
-        rows = part_frame(spec, table, clean, {part: windows}, [*prepared.labels.names, *filter(None, [spec.weight])])
+        rows = part_frame(run.project, clean, {part: windows}, [*prepared.labels.names, *filter(None, [spec.weight])])
         checked = check_labels(rows.withColumn(PART, F.lit(part)), prepared.labels, spec.weight, [part])[part]
         record.unlabelled["test"], record.rows["test"] = checked.unlabelled, checked.labelled
         count = checked.labelled

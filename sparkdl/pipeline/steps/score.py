@@ -83,7 +83,7 @@ class ScoreStep(Step):
         if part == "all":
             rows = run.clean(spark).where(F.col(WINDOW).isin(*windows))
         else:
-            rows = part_frame(run.spec, run.project.table("clean"), run.clean_to_divide(spark), {part: windows})
+            rows = part_frame(run.project, run.clean_to_divide(spark), {part: windows})
         frame = _predicted(run, rows, champion)
         with replacing(run.receipts, self.name, stale.keys) as new_receipts:
             replaced = [{WINDOW: name} for name in windows]

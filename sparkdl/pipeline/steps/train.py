@@ -72,7 +72,7 @@ class TrainStep(LearningStep):
         clean, content = run.clean_to_divide(spark), run.content()
         names, count = prepared.labels.names, prepared.shards.train_rows
         used = [*names, *filter(None, [spec.weight])] if count <= MOST_SUMMED else None  # more are drawn by a hash
-        rows = part_frame(spec, run.project.table("clean"), clean, {"train": parts.train}, used)
+        rows = part_frame(run.project, clean, {"train": parts.train}, used)
         return replace(
             trained,
             windows={name: str(content[name]) for name in parts.train},

@@ -20,11 +20,11 @@ from sparkdl.features.spec import Image
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import PART, HashParts, hash_parts, hashes_rows, rows_of, rows_of_parts
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import TimeSplit
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.tables.scan.plan import TableScan, Where, tasks_at_once
 from sparkdl.tables.scan.read import ScanTask
-from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,29 +87,25 @@ class FileRows:
         return [] if self.parts is None else [partial(self.parts.of_batches, columns=list(columns), name=part_column)]
 
 
-def part_files(
-    spec: PipelineSpec, table: Table, part: Part, windows: Sequence[str], spark: SparkSession
-) -> FileRows | None:
+def part_files(project: Project, part: Part, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
     """The labelled rows of a part, as workers read them from files; None where Spark alone can, or does so sooner.
 
     Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
 
     Args:
-        spec: the pipeline.
-        table: of the clean rows.
+        project: the pipeline.
         part: which.
         windows: of that part, or some of them.
         spark: whose workers read.
     """
-    if any(isinstance(options, Image) for options in spec.features.values()):
+    if any(isinstance(options, Image) for options in project.spec.features.values()):
         return None
-    where = [(WINDOW, "in", windows), *((name, "is not", None) for name in spec.label)]
-    return _file_rows(spec, table, [part], where, spark)
+    where = [(WINDOW, "in", windows), *((name, "is not", None) for name in project.spec.label)]
+    return _file_rows(project, [part], where, spark)
 
 
 def part_frame(
-    spec: PipelineSpec,
-    table: Table,
+    project: Project,
     clean: DataFrame,
     windows: Mapping[Part, Sequence[str]],
     columns: Sequence[str] | None = None,
@@ -120,16 +116,15 @@ def part_frame(
     as to read them, and each pass asks which rows are of a part.
 
     Args:
-        spec: the pipeline.
-        table: of the clean rows.
-        clean: its rows, see ``Run.clean_to_divide``.
+        project: the pipeline.
+        clean: its clean rows, see ``Run.clean_to_divide``.
         windows: of each part, or some of them.
         columns: that are asked for, and others may be missing; None for all.
     """
-    files = None
+    spec, files = project.spec, None
     if hashes_rows(spec) and len(set(map(tuple, windows.values()))) == 1:
         where = [(WINDOW, "in", next(iter(windows.values())))]
-        files = _file_rows(spec, table, list(windows), where, clean.sparkSession)
+        files = _file_rows(project, list(windows), where, clean.sparkSession)
     if files is None:
         [(part, of_part), *others] = windows.items()
         return rows_of_parts(clean, spec, windows) if others else rows_of(clean, spec, part, of_part)
@@ -140,13 +135,12 @@ def part_frame(
     return files.map(names, [], schema, part_column)
 
 
-def _file_rows(
-    spec: PipelineSpec, table: Table, parts: Sequence[Part], where: Where, spark: SparkSession
-) -> FileRows | None:
-    """The rows of parts in the newest version of a table; None where Spark alone reads them, or knows their parts.
+def _file_rows(project: Project, parts: Sequence[Part], where: Where, spark: SparkSession) -> FileRows | None:
+    """The rows of parts in the newest version of the clean table; None where Spark alone reads or divides them.
 
     Of small files whose rows are hashed whole Spark keeps the rows in memory.
     """
+    spec, table = project.spec, project.table("clean")
     try:
         scan = table.scan(where)
     except IntegrityError:

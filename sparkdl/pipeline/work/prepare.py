@@ -88,16 +88,16 @@ def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, Windo
     spec = project.spec
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
-    spark, table, most = clean.sparkSession, project.table("clean"), sum(receipt.kept for receipt in windows.values())
+    spark, most = clean.sparkSession, sum(receipt.kept for receipt in windows.values())
 
     def fit_to_rows() -> Features:
         rows = labelled(rows_of(clean, spec, "train", list(windows)), spec.label)
-        files = part_files(spec, table, "train", list(windows), spark)
+        files = part_files(project, "train", list(windows), spark)
         statistics = spark_statistics(rows, spec.features, functions, files, most)
         return fit(spec.features, statistics, functions)
 
     def fit_to_labels() -> Labels:
-        return fit_labels(part_frame(spec, table, clean, {"train": list(windows)}, list(spec.label)), spec.label)
+        return fit_labels(part_frame(project, clean, {"train": list(windows)}, list(spec.label)), spec.label)
 
     fits: list[Callable[[], Any]] = [fit_to_labels, fit_to_rows]
     labels, features = run_side_by_side(fits, spark, len(fits))
@@ -169,7 +169,7 @@ def cut_shards(
 
     spec, table, parts = project.spec, project.table("clean"), list(windows)
     weight = [spec.weight] if spec.weight else []
-    rows = part_frame(spec, table, clean, windows, [*features.columns, *labels.names, *weight])
+    rows = part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
     observation = Observation()
     observed_rows = rows.observe(observation, *label_totals(labels, spec.weight, parts))
     labelled_rows = labelled(observed_rows, labels.names)
