@@ -186,6 +186,13 @@ def test_a_missing_variable_is_named_once_with_the_nearest():
     assert "names no variable" in refused(with_line("root: ${1x}"))[0]
 
 
+def test_what_an_override_replaces_needs_no_variable():
+    assert loads(with_line("root: ${BUCKET}"), ["root=/x"], {}).spec.root == "/x"
+    seen = loads(with_line("root: /x"), ["root=${BUCKET}", "score.keep=${COLUMN}"], {"BUCKET": "/b", "COLUMN": "c"})
+    assert (seen.spec.root, seen.spec.score.keep) == ("/b", ("c",))
+    assert (seen.resolved()["root"], seen.resolved()["score"]["keep"]) == ("${BUCKET}", ["${COLUMN}"])
+
+
 def test_secrets_are_used_and_never_shown():
     secret = "hunter2"
     environment = {"S3_SECRET_KEY": secret, "HOOK_TOKEN": secret, "MLFLOW_PASSWORD": secret}

@@ -8,6 +8,7 @@ Also holds the JSON schema against the same files: what the reader takes, editor
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import get_annotations as annotations_of
@@ -29,7 +30,7 @@ from sparkdl.pipeline import schema
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.file.decode import alternatives, fields_of, sections_of, whole_file
 from sparkdl.pipeline.file.problems import Problems
-from sparkdl.pipeline.file.tree import Listing, Scalar, parse
+from sparkdl.pipeline.file.tree import parse
 from sparkdl.pipeline.init import init
 from sparkdl.pipeline.spec.base import plain_type
 from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
@@ -73,16 +74,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(node: Any) -> Any:
-    if isinstance(node, Scalar):
-        return node.value
-    if isinstance(node, Listing):
-        return [plain(item) for item in node.items]
-    return {name: plain(inner) for name, inner in node.entries.items()}
+def plain(file: Path) -> dict[str, Any]:
+    return json.loads(json.dumps(parse(file.read_bytes(), file.name, Problems(file.name))))
 
 
 def values(name: str) -> dict[str, Any]:
-    return plain(parse((FILES / f"{name}.yaml").read_bytes(), name, Problems(name)))
+    return plain(FILES / f"{name}.yaml")
 
 
 @dataclass(frozen=True)
@@ -268,7 +265,7 @@ def inits(request, tmp_path_factory):
         pq.write_table(pa.table(columns), f"{place}.parquet")
     init(f"{folder}/orders", place if request.param != "by day" else f"{place}.parquet", "returned")
     file = folder / "orders" / "orders.yaml"
-    return file, plain(parse(file.read_bytes(), "orders", Problems("orders")))
+    return file, plain(file)
 
 
 def test_every_key_that_init_writes_spoiled_is_one_sentence_with_its_line(inits):

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import inspect
 
 from sparkdl.errors import ConfigError
+from sparkdl.pipeline.file.environment import Environment
 from sparkdl.pipeline.file.problems import Path, Problems, choices, dotted, nearest
-from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown
+from sparkdl.pipeline.file.tree import Filled, Listing, Node, Section, written
 from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type, section_type, spelled
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
@@ -35,25 +36,26 @@ class Decoder:
     (``$.features[...].log``).
 
     Attributes:
-        problems: takes what is wrong, and the line of each value.
+        problems: takes what is wrong.
+        environment: what ``${NAME}`` stands for.
         references: the texts that name variables of the environment, by the path of what these made of it.
         valid: the valid values of each mapping that holds others, too.
         invalid_sections: by identity: one that stands for several columns is told once.
     """
 
     problems: Problems
+    environment: Environment
     references: dict[Path, str] = field(default_factory=dict)
     valid: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    invalid_sections: dict[int, Node] = field(default_factory=dict)
+    invalid_sections: dict[int, Section] = field(default_factory=dict)
 
     def fields(self, node: Section, kind: inspect.StructType, path: Path) -> tuple[dict[str, Any], set[str]]:
         """The valid values of a section by field, and the names of those that are not valid."""
-        fields, written = fields_of(kind), [name for name in node.entries if name != kind.tag_field]
+        fields, written = fields_of(kind), [name for name in node if name != kind.tag_field]
         invalid: set[str] = set()
         for name in written:
             if name in fields:
                 continue
-            self.problems.lines[*path, name] = node.entries[name].at
             names = [*fields, *filter(None, [kind.tag_field])]
             absent = [candidate for candidate in names if candidate not in written and candidate not in invalid]
             meant = nearest(name, absent) or nearest(name, names)
@@ -65,7 +67,7 @@ class Decoder:
                 self._refuse((*path, name), f" is missing: {_about(option.type)}")
                 invalid.add(name)
         values = {
-            name: self.value(node.entries[name], option.type, (*path, name))
+            name: self.value(node[name], option.type, (*path, name))
             for name, option in fields.items()
             if name in written
         }
@@ -74,26 +76,35 @@ class Decoder:
 
     def value(self, node: Node, kind: inspect.Type, path: Path) -> Any:
         """The value of a node, or ``INVALID``."""
-        self.problems.lines[path] = node.at
-        if isinstance(node, Scalar) and node.reference:
-            self.references[path] = node.reference
-        if id(node) in self.invalid_sections or (isinstance(node, Scalar) and isinstance(node.value, Unknown)):
+        node = self._filled(node, path)
+        if node is INVALID or id(node) in self.invalid_sections:
             return INVALID
+        if isinstance(node, Filled) and not node.public:
+            self.references[path] = node.reference
         section, section_types = spelled_out(node, kind), sections_of(kind)
         if isinstance(section, Section) and section_types:
             value = self._section(section, section_types, path)
             if value is INVALID:
-                self.invalid_sections[id(node)] = node
+                self.invalid_sections[id(section)] = section
             return value
         for plain in alternatives(kind):
             value = self._made(node, plain, path)
             if value is _OTHER_FORM:
                 continue
-            broken = value is not INVALID and bound_broken(kind, _as_shown(node) if isinstance(node, Scalar) else value)
+            broken = value is not INVALID and bound_broken(kind, _as_shown(node, value))
             return self._refuse(path, broken) if broken else value
-        if isinstance(node, Scalar) and node.filled not in (None, node.value):  # a number, where a text is wanted
-            return self.value(replace(node, value=node.filled), kind, path)
+        if isinstance(node, Filled) and node.value != node.text:  # a number, where a text is wanted
+            return self.value(replace(node, value=node.text), kind, path)
         return self._refuse(path, _mistaken(node, kind))
+
+    def _filled(self, node: Any, path: Path) -> Any:
+        """The node, with the variables that a text names filled in; ``INVALID`` where that cannot be."""
+        if isinstance(node, str) and "${" in node:
+            mistake = self.environment.mistake(node, path)
+            if mistake:
+                return self._refuse(path, f"={node!r} {mistake}")
+            return self.environment.filled(node)
+        return node
 
     def _section(self, node: Section, section_types: list[inspect.StructType], path: Path) -> Any:
         kind = self._chosen(node, section_types, path)
@@ -122,45 +133,44 @@ class Decoder:
         if tag is None:
             return section_types[0]
         by_tag = {str(section_type.tag): section_type for section_type in section_types}
-        if tag not in node.entries:
-            misspelt = nearest(tag, node.entries, cutoff=0.7)
+        if tag not in node:
+            misspelt = nearest(tag, node, cutoff=0.7)
             if misspelt:
-                self.problems.lines[*path, misspelt] = node.entries[misspelt].at
                 self._refuse((*path, misspelt), f" is not a key of {dotted(path)}: write {tag}")
             else:
                 self._refuse((*path, tag), f" is missing: write one of {', '.join(by_tag)}")
             return None
-        written = node.entries[tag]
-        self.problems.lines[*path, tag] = written.at
-        if not isinstance(written, Scalar) or written.value not in by_tag:
-            self._refuse((*path, tag), f"={written} is not known: {choices(_text(written), by_tag)}")
-            return None
-        return by_tag[str(written.value)]
+        named = self._filled(node[tag], (*path, tag))
+        name = spelled(_meaning(named))
+        if name not in by_tag and named is not INVALID:
+            self._refuse((*path, tag), f"={written(named)} is not known: {choices(name, by_tag)}")
+        return by_tag.get(name)
 
     def _made(self, node: Node, kind: inspect.Type, path: Path) -> Any:
         """What a node comes to as one plain type that is no section; ``_OTHER_FORM`` where it is of another."""
-        items, kinds = getattr(node, "items", (node,)), [kind]
-        match node, kind:
-            case Section(), inspect.DictType() | inspect.AnyType():
-                inner = kind.value_type if isinstance(kind, inspect.DictType) else kind
-                values = {name: self.value(entry, inner, (*path, name)) for name, entry in node.entries.items()}
-                valid = {name: value for name, value in values.items() if value is not INVALID}
-                if len(valid) < len(values):
-                    self.valid[path] = valid
-                    return INVALID
-                return values
-            case Scalar(), inspect.VarTupleType() | inspect.ListType():  # one text is a list of one
-                if not isinstance(node.value, str) or not is_of_type(node.value, kind.item_type):
-                    return _OTHER_FORM
-                kinds = [kind.item_type]
-            case Scalar(), _:
-                return _converted(node.value, kind)
-            case Listing(), inspect.VarTupleType() | inspect.ListType():
+        if isinstance(node, Section):
+            if not isinstance(kind, inspect.DictType | inspect.AnyType):
+                return _OTHER_FORM
+            inner = kind.value_type if isinstance(kind, inspect.DictType) else kind
+            values = {name: self.value(entry, inner, (*path, name)) for name, entry in node.items()}
+            valid = {name: value for name, value in values.items() if value is not INVALID}
+            if len(valid) < len(values):
+                self.valid[path] = valid
+                return INVALID
+            return values
+        items: Any = node
+        scalar = _meaning(node)
+        if isinstance(kind, inspect.VarTupleType) and isinstance(scalar, str) and is_of_type(scalar, kind.item_type):
+            items = [node]  # one text is a list of one
+        if not isinstance(items, list):
+            return _converted(scalar, kind)
+        match kind:
+            case inspect.AnyType():
+                kinds: list[inspect.Type] = [kind] * len(items)
+            case inspect.VarTupleType():
                 kinds = [kind.item_type] * len(items)
-            case Listing(), inspect.TupleType() if len(items) == len(kind.item_types):
+            case inspect.TupleType() if len(items) == len(kind.item_types):
                 kinds = list(kind.item_types)
-            case Listing(), inspect.AnyType():
-                kinds = [kind] * len(items)
             case _:
                 return _OTHER_FORM
         elements = [
@@ -203,11 +213,17 @@ def is_of_type(value: Any, kind: inspect.Type) -> bool:
     return any(_converted(value, plain) is not _OTHER_FORM for plain in alternatives(kind))
 
 
-def _as_shown(node: Scalar) -> Any:
-    """The value of a node, which a sentence shows by its reference where it came from the environment."""
-    if not node.reference or not isinstance(node.value, str) or isinstance(node.value, Secret):
-        return node.value
-    return Secret(node.value, node.reference)
+def _meaning(node: Any) -> Any:
+    return node.value if isinstance(node, Filled) else node
+
+
+def _as_shown(node: Node, value: Any) -> Any:
+    """A value, which a sentence shows by its reference where it came from the environment."""
+    if isinstance(node, Section | Listing):
+        return value
+    if isinstance(node, Filled) and isinstance(node.value, str) and not node.public:
+        return Secret(node.value, node.reference)
+    return _meaning(node)
 
 
 def _about(kind: inspect.Type) -> str:
@@ -219,19 +235,16 @@ def _mistaken(node: Node, kind: inspect.Type) -> str:
     """The sentence for a value of another type than the one that is wanted."""
     kinds = alternatives(kind)
     words = [str(value) for literal in kinds if isinstance(literal, inspect.LiteralType) for value in literal.values]
-    if words and isinstance(node, Scalar) and isinstance(node.value, str):
-        return f"={node} is not known: {choices(node.value, words)}"
-    if not isinstance(node, Scalar):
-        return f"={node} is {'a section' if isinstance(node, Section) else 'a list'}: give {wanted(kind)}"
-    written = {bool: "a truth value", int: "a number", float: "a number", type(None): "empty"}
-    form, in_quotes = written.get(type(node.value), "a text"), ""
-    if node.value is not None and any(isinstance(inner, inspect.StrType) for inner in kinds):
-        in_quotes = f", or '{_text(node)}' with its quotation marks"
-    return f"={node} is {form}: give {wanted(kind)}{in_quotes}"
-
-
-def _text(node: Node) -> str:
-    return spelled(node.value) if isinstance(node, Scalar) else str(node)
+    value = _meaning(node)
+    if words and isinstance(value, str):
+        return f"={written(node)} is not known: {choices(value, words)}"
+    if isinstance(node, Section | Listing):
+        return f"={written(node)} is {'a section' if isinstance(node, Section) else 'a list'}: give {wanted(kind)}"
+    written_as = {bool: "a truth value", int: "a number", float: "a number", type(None): "empty"}
+    form, in_quotes = written_as.get(type(value), "a text"), ""
+    if value is not None and any(isinstance(inner, inspect.StrType) for inner in kinds):
+        in_quotes = f", or '{spelled(value)}' with its quotation marks"
+    return f"={written(node)} is {form}: give {wanted(kind)}{in_quotes}"
 
 
 # The types of values, read from the annotations of the sections
@@ -258,13 +271,13 @@ def fields_of(section: inspect.StructType) -> dict[str, inspect.Field]:
     return {field.encode_name: field for field in section.fields}
 
 
-def spelled_out(node: Node, kind: inspect.Type) -> Node:
+def spelled_out(node: Any, kind: inspect.Type) -> Any:
     """A section where one is meant by a bare text: ``age: number`` is ``age: {type: number}``."""
     section_types = sections_of(kind)
-    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not section_types:
+    if not isinstance(_meaning(node), str) or not section_types:
         return node
     name = section_types[0].tag_field or getattr(section_types[0].cls, "short", "")
-    return Section({name: node}, node.at) if name else node
+    return Section({name: node}, {}) if name else node
 
 
 def wanted(kind: inspect.Type) -> str:
@@ -279,7 +292,7 @@ def wanted(kind: inspect.Type) -> str:
 def _words(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(map(str, kind.values[:-1])) + (" or " if kind.values[1:] else "") + str(kind.values[-1])
-    if isinstance(kind, inspect.VarTupleType | inspect.ListType):
+    if isinstance(kind, inspect.VarTupleType):
         return f"a list, each {wanted(kind.item_type)}"
     if isinstance(kind, inspect.TupleType):
         return f"a list of {len(kind.item_types)}, each {wanted(kind.item_types[0])}"

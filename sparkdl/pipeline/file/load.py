@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from sparkdl.pipeline.file.decode import Decoder, alternatives, fields_of, secti
 from sparkdl.pipeline.file.environment import Environment
 from sparkdl.pipeline.file.problems import Path, Problems, without_values
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
-from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
+from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Section, flow, lines_by_path, parse
 from sparkdl.pipeline.spec import HashSplit, Label, PipelineSpec, TimeSplit
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -184,25 +184,21 @@ def _read(
             problems.add(f"{name}:1", "holds no sections at its top: begin with `source:`")
         return None, problems
 
+    tree = one_feature_a_key(tree, problems)
     for override in overrides:
-        if override.partition("=")[0].strip() == "show_variables":  # which decides how the others are shown
-            tree = overridden(tree, override, Environment({}), problems)
+        tree = overridden(tree, override, problems)
+    problems.lines.update(lines_by_path(tree))
     variables = Environment(os.environ if environment is None else environment, _shown_variables(tree))
     problems.variables = variables.used
-    filled_tree = variables.filled_in(tree, problems)
-    assert isinstance(filled_tree, Section)
-    tree = one_feature_a_key(filled_tree, problems)
-    for override in overrides:
-        tree = overridden(tree, override, variables, problems)
 
-    decoder = Decoder(problems)
+    decoder = Decoder(problems, variables)
     sections, invalid = decoder.fields(tree, whole_file(), ())
     defaults = {
         section: option.default if option.default is not NODEFAULT else option.default_factory()
         for section, option in fields_of(whole_file()).items()
         if not option.required
     }
-    checked = {**defaults, **sections, "written": frozenset(tree.entries)}
+    checked = {**defaults, **sections, "written": frozenset(tree)}
     for path, sentence in contradictions({key: value for key, value in checked.items() if key not in invalid}):
         problems.add_value(path, sentence)
     if "source" in invalid:
@@ -225,9 +221,8 @@ _PLACEHOLDERS: Mapping[str, Any] = {"features": {"_": Number()}, "label": {"_": 
 
 def _shown_variables(tree: Section) -> tuple[str, ...]:
     """The variables whose values may be shown; what stands there instead of names is told with the other fields."""
-    option = tree.entries.get("show_variables")
-    items = option.items if isinstance(option, Listing) else (option,)
-    return tuple(item.value for item in items if isinstance(item, Scalar) and isinstance(item.value, str))
+    option = tree.get("show_variables")
+    return tuple(name for name in (option if isinstance(option, Listing) else [option]) if isinstance(name, str))
 
 
 def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Path, str]:
@@ -250,7 +245,7 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
 # Values of the command line, put into the tree of a file: ``train.epochs=3``, ``features.age.log=true``
 
 
-def overridden(tree: Section, override: str, environment: Environment, problems: Problems) -> Section:
+def overridden(tree: Section, override: str, problems: Problems) -> Section:
     """Return ``tree`` with one value set, as ``key.path=value`` says; the value is YAML of one line."""
     path, sign, text = override.partition("=")
     path = path.strip()
@@ -258,36 +253,37 @@ def overridden(tree: Section, override: str, environment: Environment, problems:
         problems.add(f"override {override}", "sets nothing: write it as section.key=value")
         return tree
     line = f"override {path}"
-    value = environment.filled_in(flow(text, line, problems), problems, tuple(path.split(".")))
-    changed = _with_value(tree, whole_file(), path, value, line, problems)
+    changed = _with_value(tree, whole_file(), path, flow(text, line, problems), line, problems)
     assert isinstance(changed, Section)
     return changed
 
 
-def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, line: str, problems: Problems) -> Node:
+def _with_value(node: Node, kind: inspect.Type, path: str, value: Node, line: str, problems: Problems) -> Node:
     if not path:
         return value
     sections = sections_of(kind)
     mapping = next((inner for inner in alternatives(kind) if isinstance(inner, inspect.DictType)), None)
-    entries = {} if node is None else getattr(spelled_out(node, kind), "entries", {})
-    written = [key for key in entries if f"{path}.".startswith(f"{key}.")]
+    section = spelled_out(node, kind)
+    if not isinstance(section, Section):
+        section = Section({}, {})
+    written = [key for key in section if f"{path}.".startswith(f"{key}.")]
     # keys of the user's own may have dots in them, unless they name sections
     named = (
         sections if mapping is None else len(sections_of(mapping.value_type)) == len(alternatives(mapping.value_type))
     )
     key = max(written, key=len) if written else path.partition(".")[0] if named else path
     inner = kind if inspect.AnyType() in alternatives(kind) else None if mapping is None else mapping.value_type
-    for section in sections if inner is None else ():
-        inner = inner or (inspect.StrType() if key == section.tag_field else None)
-        inner = inner or (fields_of(section)[key].type if key in fields_of(section) else None)
+    for section_type in sections if inner is None else ():
+        inner = inner or (inspect.StrType() if key == section_type.tag_field else None)
+        inner = inner or (fields_of(section_type)[key].type if key in fields_of(section_type) else None)
     if inner is None and not sections:
         problems.add(line, f"sets {path} of a value that holds no keys: leave .{path} out")
-        return value if node is None else node
+        return node
     # an unknown key of a section is complained of with those of the file
     inner_path = path[len(key) + 1 :]
-    entry = value if inner is None else _with_value(entries.get(key), inner, inner_path, value, line, problems)
-    entries = {**entries, key: entry}
-    return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, line)
+    entry = value if inner is None else _with_value(section.get(key), inner, inner_path, value, line, problems)
+    kept = inner_path and isinstance(section.get(key), Section)
+    return Section({**section, key: entry}, section.lines if kept else {**section.lines, key: line})
 
 
 # Several columns under one key of ``features``: ``I1..I13`` counts, ``age, income`` lists
@@ -295,34 +291,37 @@ def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, l
 
 def one_feature_a_key(tree: Section, problems: Problems) -> Section:
     """Return the file's tree with every feature under a key of its own; one that is named is no part of a range."""
-    features = tree.entries.get("features")
-    if not isinstance(features, Section) or not any(".." in key or "," in key for key in features.entries):
+    features = tree.get("features")
+    if not isinstance(features, Section) or not any(".." in key or "," in key for key in features):
         return tree
-    parts = [(part.strip(), node) for key, node in features.entries.items() for part in key.split(",")]
+    # a section that is the same for several columns is told once: a bare text becomes one
+    sections = {key: Section({"type": node}, {}) if isinstance(node, str) else node for key, node in features.items()}
+    parts = [(part.strip(), key) for key in features for part in key.split(",")]
     named = {part for part, _ in parts if not _RANGE.fullmatch(part)}
     by_name: dict[str, Node] = {}
-    for part, node in parts:
-        for name in _names(part, node, problems):
+    lines: dict[str, str] = {}
+    for part, key in parts:
+        line = features.lines[key]
+        for name in _names(part, line, problems):
             if name in named and name != part:
                 continue
             if name in by_name:
-                problems.add(node.at, f"features.{name} stands at {by_name[name].at} already: keep one of the two")
-            by_name.setdefault(name, node)
+                problems.add(line, f"features.{name} stands at {lines[name]} already: keep one of the two")
+            by_name.setdefault(name, sections[key])
+            lines.setdefault(name, line)
         if len(by_name) > MAX_COLUMNS:
-            problems.add(node.at, f"features.{part} makes more than {MAX_COLUMNS} features: gather them in vectors")
+            problems.add(line, f"features.{part} makes more than {MAX_COLUMNS} features: gather them in vectors")
             break
-    return replace(tree, entries={**tree.entries, "features": replace(features, entries=by_name)})
+    return Section({**tree, "features": Section(by_name, lines)}, tree.lines)
 
 
-def _names(part: str, node: Node, problems: Problems) -> list[str]:
+def _names(part: str, line: str, problems: Problems) -> list[str]:
     span = _RANGE.fullmatch(part)
     if span is None:
         return [part]
     first, last = int(span["first"]), int(span["last"])
     if not 0 < last - first < MAX_COLUMNS:
-        problems.add(
-            node.at, f"features.{part} counts from {first} to {last}: count upwards, by less than {MAX_COLUMNS}"
-        )
+        problems.add(line, f"features.{part} counts from {first} to {last}: count upwards, by less than {MAX_COLUMNS}")
         return []
     width = len(span["first"]) if span["first"].startswith("0") else 0
     return [f"{span['stem']}{number:0{width}d}" for number in range(first, last + 1)]

@@ -6,14 +6,15 @@ within the bounds of the file.
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from sparkdl.pipeline.file.problems import Problems
+from sparkdl.pipeline.file.problems import Path, Problems
 from sparkdl.pipeline.spec.base import spelled
 
 MAX_BYTES = 1 << 20
@@ -21,75 +22,90 @@ MAX_DEPTH = 40
 MAX_NODES = 20_000
 _MAX_DIGITS = 40
 
-_NULL = re.compile(r"|~|null|Null|NULL")
-_TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _STR_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
-class Unknown(str):
-    """A text that could not be filled in; its place has been complained of already."""
+class Section(dict[str, Any]):
+    """Values by name.
+
+    Attributes:
+        lines: where each of them stands, such as ``churn.yaml:14``, by name.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], lines: Mapping[Any, str]) -> None:
+        super().__init__(entries)
+        self.lines = lines
+
+
+class Listing(list[Any]):
+    """Several values.
+
+    Attributes:
+        lines: where each of them stands, by position.
+    """
+
+    def __init__(self, items: Iterable[Any], lines: Mapping[Any, str]) -> None:
+        super().__init__(items)
+        self.lines = lines
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
-    """A text, number, truth value or nothing.
+class Filled:
+    """What a text became in which variables of the environment were filled in.
 
     Attributes:
-        value: what it is.
-        at: the place it stands at, such as ``churn.yaml:14``.
-        shown: how messages show it.
-        filled: the text that variables of the environment made of it; it is a text where one is wanted.
-        reference: the text that names these variables, if what they hold is not to be shown.
+        value: the text, a ``Secret``, or the number or truth value that it spells.
+        text: the text itself, for where one is wanted.
+        reference: the text of the file, which names the variables.
+        public: whether all that they hold may be shown.
     """
 
     value: str | int | float | bool | None
-    at: str
-    shown: str = ""
-    filled: str | None = None
-    reference: str = ""
+    text: str
+    reference: str
+    public: bool
 
     def __str__(self) -> str:
-        return self.shown or _shown(self.value)
+        if isinstance(self.value, str) and not self.public:
+            return repr(self.reference)
+        return f"{self.text!r} (of {self.reference})"
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Several values."""
-
-    items: tuple[Node, ...]
-    at: str
-
-    def __str__(self) -> str:
-        return _cut("[" + ", ".join(map(str, self.items)) + "]")
+Node = str | int | float | bool | Filled | Section | Listing | None
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Values by name."""
-
-    entries: Mapping[str, Node]
-    at: str
-
-    def __str__(self) -> str:
-        return _cut("{" + ", ".join(f"{name}: {node}" for name, node in self.entries.items()) + "}")
-
-
-Node = Scalar | Listing | Section
+def written(node: Node) -> str:
+    """A value of a tree as messages show it."""
+    if isinstance(node, Section):
+        return _cut("{" + ", ".join(f"{name}: {written(inner)}" for name, inner in node.items()) + "}")
+    if isinstance(node, Listing):
+        return _cut("[" + ", ".join(map(written, node)) + "]")
+    if isinstance(node, str):
+        return repr(_cut(node))
+    return "null" if node is None else spelled(node)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, str):
-        return repr(_cut(value))
-    return "null" if value is None else _cut(spelled(value))
+def lines_by_path(node: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield where each value below ``path`` stands."""
+    for key, inner in node.items() if isinstance(node, Section) else enumerate(node):
+        if key in node.lines:
+            yield (*path, key), node.lines[key]
+        if isinstance(inner, Section | Listing):
+            yield from lines_by_path(inner, (*path, key))
 
 
-def parse(data: bytes, name: str, problems: Problems) -> Node | None:
+def parse(data: bytes, name: str, problems: Problems) -> Node:
     """Read a whole file; None if nothing can be made of it.
 
     Args:
@@ -122,9 +138,9 @@ def parse(data: bytes, name: str, problems: Problems) -> Node | None:
 def flow(text: str, at: str, problems: Problems) -> Node:
     """Read one value as it is given on a command line: ``3``, ``[1, 2]``, ``{type: number}``, or a text."""
     try:
-        return _Composer(text, lambda line: at, problems).whole() or Scalar(None, at)
+        return _Composer(text, lambda line: at, problems).whole()
     except (yaml.YAMLError, _TooMuch):
-        return Scalar(text, at)
+        return text
 
 
 def _syntax(cause: yaml.YAMLError, text: str, name: str) -> tuple[str, str]:
@@ -161,15 +177,16 @@ class _Composer:
     anchors: dict[str, tuple[Node, int]] = field(default_factory=dict)
     count: int = 0
 
-    def whole(self) -> Node | None:
+    def whole(self) -> Node:
         events: Iterator[Any] = iter(yaml.parse(self.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-        root: Node | None = None
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    raise _TooMuch(_line(event), "starts a second document: keep one document a file")
-                root = self._node(next(events), events, ())
-        return None if isinstance(root, Scalar) and root.value is None else root
+        starts = (event for event in events if isinstance(event, yaml.DocumentStartEvent))
+        if next(starts, None) is None:
+            return None
+        root = self._node(next(events), events, ())
+        second = next(starts, None)
+        if second is not None:
+            raise _TooMuch(_line(second), "starts a second document: keep one document a file")
+        return root
 
     def _node(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
         line, count_before = _line(event), self.count
@@ -179,6 +196,7 @@ class _Composer:
             if event.anchor not in self.anchors:
                 raise _TooMuch(line, f"uses *{event.anchor} before &{event.anchor} ends: write it out")
             node, count = self.anchors[event.anchor]
+            node = copy.copy(node)  # its mistakes are told at each of its places
             self.count += count
         else:
             self.count += 1
@@ -190,36 +208,37 @@ class _Composer:
         return node
 
     def _made(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
-        at = self.line_name(_line(event))
         if event.tag not in (None, *_STR_TAGS):
             raise _TooMuch(_line(event), f"has the tag {_cut(event.tag)!r}, and no tags are read: remove it")
         if isinstance(event, yaml.ScalarEvent):
-            return Scalar(typed(event.value) if event.implicit[0] else event.value, at)  # else in quotation marks
-        if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Node] = []
-            while not isinstance(inner := next(events), yaml.SequenceEndEvent):
-                items.append(self._node(inner, events, (*path, str(len(items)))))
-            return Listing(tuple(items), at)
-        return self._section(at, events, path)
+            return typed(event.value) if event.implicit[0] else str(event.value)  # else in quotation marks
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._section(events, path)
+        items: list[Node] = []
+        lines: dict[int, str] = {}
+        while not isinstance(inner := next(events), yaml.SequenceEndEvent):
+            lines[len(items)] = self.line_name(_line(inner))
+            items.append(self._node(inner, events, (*path, str(len(items)))))
+        return Listing(items, lines)
 
-    def _section(self, at: str, events: Iterator[Any], path: tuple[str, ...]) -> Section:
+    def _section(self, events: Iterator[Any], path: tuple[str, ...]) -> Section:
         entries: dict[str, Node] = {}
+        lines: dict[str, str] = {}
         while not isinstance(key := next(events), yaml.MappingEndEvent):
-            key_at = self.line_name(_line(key))
+            line = self.line_name(_line(key))
             if not isinstance(key, yaml.ScalarEvent) or not key.value:
                 raise _TooMuch(_line(key), "has a key that is no text: write `name: value`")
-            key_path = (*path, key.value)
+            name, key_path = key.value, (*path, key.value)
             node = self._node(next(events), events, key_path)
-            if key.value in entries:
-                first = entries[key.value].at
-                self.problems.add(key_at, f"{'.'.join(key_path)} stands at {first} already: keep one of the two")
-            elif key.value == "<<" and key.implicit[0]:
+            if name in entries:
+                self.problems.add(line, f"{'.'.join(key_path)} stands at {lines[name]} already: keep one of the two")
+            elif name == "<<" and key.implicit[0]:
                 self.problems.add(
-                    key_at, f"{'.'.join(key_path)} merges keys, which YAML 1.2 does not know: write them out"
+                    line, f"{'.'.join(key_path)} merges keys, which YAML 1.2 does not know: write them out"
                 )
             else:
-                entries[key.value] = replace(node, at=key_at)  # what begins on the next line is looked for at its key
-        return Section(entries, at)
+                entries[name], lines[name] = node, line
+        return Section(entries, lines)
 
 
 def _line(event: Any) -> int:
@@ -228,12 +247,10 @@ def _line(event: Any) -> int:
 
 def typed(text: str) -> str | int | float | bool | None:
     """What a text without quotation marks means in YAML 1.2."""
+    if text in _WORDS:
+        return _WORDS[text]
     if len(text) > _MAX_DIGITS:
         return text
-    if _NULL.fullmatch(text):
-        return None
-    if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
-        return text[0] in "tT"
     if _INT.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else text
