@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import ssl
 import subprocess
@@ -22,7 +23,6 @@ from sparkdl.documents.typed import encode
 from sparkdl.observe import logger
 from sparkdl.pipeline.file.resolved import host_of
 from sparkdl.pipeline.spec import Notify
-from sparkdl.pipeline.spec.base import command_words
 from sparkdl.pipeline.state.record import RunRecord
 
 SECONDS = 60.0
@@ -43,7 +43,7 @@ def notify(asked: Notify, record: RunRecord, seconds: float = SECONDS) -> None:
         return
     content = encode(record)
     if asked.command is not None:
-        failed = _run(command_words(asked.command), content, _variables(record), seconds)
+        failed = _run(shlex.split(asked.command), content, _variables(record), seconds)
         if failed:
             logger.warning("notify.command %s; the run is not touched by it", failed)
     if asked.webhook is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -186,12 +185,3 @@ def spelled(value: object) -> str:
 def count_of(number: int, noun: str) -> str:
     """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def command_words(command: str) -> list[str]:
-    """The words of a command line; no shell is involved.
-
-    Raises:
-        ValueError: a quotation mark is not closed.
-    """
-    return shlex.split(command)

@@ -1,6 +1,7 @@
 """The sections of a pipeline file about a model that is trained: publish and its gate, score, drift, report, notify."""
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,7 +21,6 @@ from sparkdl.pipeline.spec.base import (
     Section,
     Text,
     Wrong,
-    command_words,
     doc,
 )
 from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells_who
@@ -277,7 +277,7 @@ class Notify(Section, frozen=True, kw_only=True):
         if self.command is None and self.webhook is None:
             yield "", " has neither command nor webhook: write one of them"
         try:
-            command_words(self.command or "")
+            shlex.split(self.command or "")
         except ValueError:
             yield "command", f"={self.command!r} has a quotation mark that is not closed: close it"
         if self.webhook is not None and not _is_web_address(self.webhook):
