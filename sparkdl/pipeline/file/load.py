@@ -61,11 +61,11 @@ class PipelineFile:
         Texts that came from the environment are shown as ``${NAME}``, unless ``show_variables`` names the variable;
         options and Spark's settings by a list of harmless names; literals of SQL not at all.
         """
-        return dict(shown(self.spec, self.references))
+        return shown(self.spec, self.references)
 
     def deciding(self) -> dict[str, Any]:
         """The same with the values that decide what is done: for keys alone, of which nothing but a hash is kept."""
-        return dict(plain(self.spec))
+        return plain(self.spec)
 
     def redacted(self, message: str) -> str:
         """A message as anybody may see it: values of variables as ``${NAME}``, hidden options and settings hidden.

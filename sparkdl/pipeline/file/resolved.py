@@ -8,7 +8,7 @@ and password of an address, what ``name=value`` calls a secret, and the literals
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,56 +67,61 @@ _SQL_PARTS = re.compile(
 )
 
 
-def plain(value: Any, name: str = "") -> Any:
-    """Return ``value`` as JSON values that decide what is done: secrets of the environment as their references.
+def plain(section: msgspec.Struct) -> dict[str, Any]:
+    """Return a section as JSON values that decide what is done: secrets of the environment as their references."""
+
+    def deciding(value: Any, path: Path) -> Any:
+        text = value.reference if isinstance(value, Secret) else value
+        is_setting = len(path) > 1 and path[-2] in ("conf", "options")
+        if is_setting and tells_a_secret(str(path[-1])):
+            return HIDDEN
+        if not isinstance(text, str):
+            return text
+        text = text if isinstance(value, Secret) else _BEFORE_HOST.sub(f"{HIDDEN}@", text)
+        return _NAMED.sub(rf"\1{HIDDEN}", text) if is_setting else text
+
+    return dict(_as_json(section, deciding))
+
+
+def shown(section: msgspec.Struct, references: Mapping[Path, str]) -> dict[str, Any]:
+    """Return a section as JSON values that anybody may see.
 
     Args:
-        value: a section, or a part of one.
-        name: its key.
-    """
-    if isinstance(value, Secret):
-        return value.reference
-    if isinstance(value, msgspec.Struct):
-        return _kind_of(value) | {field: plain(getattr(value, field), field) for field in value.__struct_fields__}
-    if isinstance(value, dict):
-        hidden = {key for key in value if name in ("conf", "options") and tells_a_secret(key)}
-        values = {key: HIDDEN if key in hidden else plain(inner, key) for key, inner in value.items()}
-        return {key: _without_names(inner) if name in ("conf", "options") else inner for key, inner in values.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return _BEFORE_HOST.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value
-
-
-def shown(value: Any, references: Mapping[Path, str], path: Path = ()) -> Any:
-    """Return ``value`` as JSON values that anybody may see.
-
-    Args:
-        value: the sections of a file, or a part of them.
+        section: the whole of a file.
         references: the texts that values came from which name variables of the environment, by path.
-        path: of ``value``.
     """
-    if path == ("notify", "webhook") and isinstance(value, str):
-        return "/".join(filter(None, [host_of(value), HIDDEN]))
-    if isinstance(value, Secret):
-        return _scrubbed(value.reference)
-    free = len(path) > 2 and path[:2] in _FREE
-    if path in references and (free or isinstance(value, str)):
-        return _without_literals(references[path]) if path in _SQL else _scrubbed(references[path])
+
+    def visible(value: Any, path: Path) -> Any:
+        if path == ("notify", "webhook") and isinstance(value, str):
+            return "/".join(filter(None, [host_of(value), HIDDEN]))
+        if isinstance(value, Secret):
+            return _scrubbed(value.reference)
+        is_setting = path[:2] in _FREE
+        if path in references and (is_setting or isinstance(value, str)):
+            return _without_literals(references[path]) if path in _SQL else _scrubbed(references[path])
+        if is_setting:
+            return shown_setting(str(path[-1]), value)
+        if path[:2] in _ARGUMENTS and tells_a_secret(str(path[-1])):
+            return HIDDEN
+        if not isinstance(value, str):
+            return value
+        return _without_literals(value) if path in _SQL else _scrubbed(value)
+
+    return dict(_as_json(section, visible))
+
+
+def _as_json(value: Any, leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
+    """A section, or a part of one, with what ``leaf`` says of each value and its path."""
     if isinstance(value, msgspec.Struct):
-        inner = {field: shown(getattr(value, field), references, (*path, field)) for field in value.__struct_fields__}
-        return _kind_of(value) | inner
+        config = type(value).__struct_config__
+        kind = {} if config.tag_field is None else {config.tag_field: config.tag}
+        fields = {name: _as_json(getattr(value, name), leaf, (*path, name)) for name in value.__struct_fields__}
+        return kind | fields
     if isinstance(value, dict):
-        return {key: shown(inner, references, (*path, key)) for key, inner in value.items()}
+        return {key: _as_json(inner, leaf, (*path, key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(inner, references, (*path, index)) for index, inner in enumerate(value)]
-    name = str(path[-1]) if path else ""
-    if free:
-        return shown_setting(name, value)
-    if path[:2] in _ARGUMENTS and tells_a_secret(name):
-        return HIDDEN
-    if not isinstance(value, str):
-        return value
-    return _without_literals(value) if path in _SQL else _scrubbed(value)
+        return [_as_json(inner, leaf, (*path, index)) for index, inner in enumerate(value)]
+    return leaf(value, path)
 
 
 def shown_setting(name: str, value: Any) -> Any:
@@ -135,15 +140,6 @@ def host_of(address: str) -> str:
     except ValueError:  # a reference within brackets
         return ""
     return host if host and "$" not in host else ""
-
-
-def _kind_of(section: msgspec.Struct) -> dict[str, Any]:
-    tagged = type(section).__struct_config__
-    return {tagged.tag_field: tagged.tag} if tagged.tag_field and tagged.tag is not None else {}
-
-
-def _without_names(value: Any) -> Any:
-    return _NAMED.sub(rf"\1{HIDDEN}", value) if isinstance(value, str) else value
 
 
 def _scrubbed(text: str) -> str:
