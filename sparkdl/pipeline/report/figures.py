@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparkdl.pipeline.judging.diagnostics import Diagnostics, Histogram, Plane
@@ -34,27 +34,18 @@ def _shape(tag: str, style: str, text: str = "", **attributes: str | float | Non
     return Shape(tag, {name.replace("_", "-"): value for name, value in rounded.items()} | {"class": style}, text)
 
 
-@dataclass(kw_only=True)
-class Drawing:
-    """An SVG: a figure with a title and a legend, or a mark without a title for a cell of a table.
+class Mark(NamedTuple):
+    """A drawing for a cell of a table.
 
     Attributes:
+        style: the class of the page that it has.
+        height: in units of which its width has 100.
         shapes: from the back to the front.
-        width: in units of its own.
-        height: likewise.
-        title: said above it, and to those who do not see it; empty for a mark.
-        legend: pairs of a style and what it means.
-        style: the class of the figure, or of the mark.
-        stretched: whether the mark fills its cell.
     """
 
-    shapes: list[Shape]
-    width: int
+    style: str
     height: int
-    title: str = ""
-    legend: list[tuple[str, str]] = field(default_factory=list)
-    style: str | None = None
-    stretched: bool = False
+    shapes: Sequence[Shape]
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,7 @@ class Axis:
         return marks
 
 
-class Plot(Drawing):
+class Plot:
     """A figure: marks between two axes, and the words for them.
 
     Args:
@@ -118,13 +109,18 @@ class Plot(Drawing):
         x: the horizontal axis.
         y: the vertical axis.
         wide: it takes the page's whole width, where others stand beside each other.
+
+    Attributes:
+        shapes: from the back to the front.
+        legend: pairs of a style and what it means.
     """
 
     def __init__(self, title: str, x: Axis, y: Axis, *, wide: bool = False) -> None:
-        width = WIDE if wide else WIDTH
-        super().__init__(shapes=[], width=width, height=HEIGHT, title=title, style="wide" if wide else None)
-        self.x, self.y = x, y
-        left, right, bottom, middle = _LEFT, width - _RIGHT, HEIGHT - _BOTTOM, (_TOP + HEIGHT - _BOTTOM) // 2
+        self.title, self.x, self.y, self.wide = title, x, y, wide
+        self.width, self.height = WIDE if wide else WIDTH, HEIGHT
+        self.shapes: list[Shape] = []
+        self.legend: list[tuple[str, str]] = []
+        left, right, bottom, middle = _LEFT, self.width - _RIGHT, HEIGHT - _BOTTOM, (_TOP + HEIGHT - _BOTTOM) // 2
         for value, text in y.marked(5):
             at = self._at_y(value)
             self.shapes.append(_shape("line", "grid", x1=left, x2=right, y1=at, y2=at))
@@ -187,21 +183,18 @@ class Plot(Drawing):
         return HEIGHT - _BOTTOM - self.y.share(value) * (HEIGHT - _TOP - _BOTTOM)
 
 
-def bar(share: float, style: str = "s1") -> Drawing:
+def bar(share: float, style: str = "s1") -> Mark:
     """A bar for a cell of a table, ``share`` of its width."""
     strip = _shape("rect", f"fill {style}", x=0, y=0, width=100 * min(max(share, 0.0), 1.0), height=8)
-    return Drawing(shapes=[strip], width=100, height=8, style="bar", stretched=True)
+    return Mark("bar", 8, [strip])
 
 
-def interval(middle: float, margin: float, reach: float) -> Drawing:
+def interval(middle: float, margin: float, reach: float) -> Mark:
     """A value with its interval for a cell of a table, and where 0 is; the cell goes from -``reach`` to ``reach``."""
     low, at, high = (50.0 + 50.0 * value / reach for value in (middle - margin, middle, middle + margin))
-    shapes = [
-        _shape("line", "axis", x1=50.0, x2=50.0, y1=0, y2=12),
-        _shape("line", "line s1", x1=low, x2=high, y1=6, y2=6),
-        _shape("circle", "dot s1", cx=at, cy=6, r=2.6),
-    ]
-    return Drawing(shapes=shapes, width=100, height=12, style="spread")
+    zero = _shape("line", "axis", x1=50.0, x2=50.0, y1=0, y2=12)
+    line = _shape("line", "line s1", x1=low, x2=high, y1=6, y2=6)
+    return Mark("spread", 12, [zero, line, _shape("circle", "dot s1", cx=at, cy=6, r=2.6)])
 
 
 def learning_curves(trained: Trained) -> list[Plot]:

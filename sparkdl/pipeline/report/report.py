@@ -26,7 +26,7 @@ from sparkdl.pipeline.judging.drift import FeatureDrift, Measure
 from sparkdl.pipeline.judging.slices import LEAST_ROWS, MISSING, OTHERS
 from sparkdl.pipeline.report.figures import (
     MODELS,
-    Drawing,
+    Mark,
     bar,
     diagnostic_figures,
     interval,
@@ -78,7 +78,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_visible
     )
-    texts = (number, count_of, sentence, shown, headline, reason, alarms, span, transformed, deleted_text)
+    texts = (number, count_of, sentence, shown, headline, reason, alarms, transformed, deleted_text)
     figures = (diagnostic_figures, live_error, learning_curves)
     tables = (metrics, thresholds, confusion, levels, residuals, slices, live_errors, drift_table, drift_reasons,
               epochs, trials, windows, parts, outcomes, predictions, steps)  # fmt: skip
@@ -230,15 +230,15 @@ class Cell:
     Attributes:
         text: that it shows.
         style: its class.
-        drawing: that it shows in place of a text.
+        mark: that it shows in place of a text.
     """
 
     text: str = ""
     style: str = ""
-    drawing: Drawing | None = None
+    mark: Mark | None = None
 
 
-Row = Sequence[tuple[str, Cell | Drawing | str | None]]
+Row = Sequence[tuple[str, Cell | Mark | str | None]]
 """The heading of each column, and its cell."""
 
 
@@ -251,13 +251,13 @@ def laid_out(rows: Sequence[Row]) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
             continue
         cells = [
             content if isinstance(content, Cell)
-            else Cell(drawing=content) if isinstance(content, Drawing)
+            else Cell(mark=content) if isinstance(content, Mark)
             else Cell(shown("" if content is None else content))
             for content in contents
         ]  # fmt: skip
         side = "n" if all(_NUMBER.fullmatch(cell.text) for cell in cells) else ""
         heads.append(Cell(column[0][0], side))
-        columns.append([Cell(cell.text, f"{side} {cell.style}".strip(), cell.drawing) for cell in cells])
+        columns.append([Cell(cell.text, f"{side} {cell.style}".strip(), cell.mark) for cell in cells])
     return heads, list(zip(*columns, strict=True))
 
 
@@ -484,8 +484,8 @@ def outcomes(record: RunRecord, *, warned: bool) -> Iterator[Row]:
         counts = Counter(record.warned)
     for name, rows in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         heads = ("warning", "rows, kept all the same") if warned else ("reason", "rows")
-        drawing = None if warned else bar(rows / max(counts.values()), "s2")
-        yield [*zip(heads, (name, number(rows)), strict=True), ("of rows read", share(rows, read)), ("", drawing)]
+        mark = None if warned else bar(rows / max(counts.values()), "s2")
+        yield [*zip(heads, (name, number(rows)), strict=True), ("of rows read", share(rows, read)), ("", mark)]
 
 
 def predictions(record: RunRecord) -> Iterator[Row]:
