@@ -43,14 +43,9 @@ class Model(Section, frozen=True, kw_only=True):
     ] = field(default_factory=dict)
 
 
-def _of(name: str) -> Meta:
-    spec = _PARAMETERS[name]
-    return doc(f"{spec.effect} ({spec.unit})")
-
-
-def _by_rule(name: str, effect: str = "") -> Meta:
+def _of(name: str, effect: str = "") -> Meta:
     description = effect or f"{_PARAMETERS[name].effect} ({_PARAMETERS[name].unit})"
-    return doc(f"{description} Left out: {RULES[name]}.")
+    return doc(f"{description} Left out: {RULES[name]}." if name in RULES else description)
 
 
 def _default(name: str) -> Any:
@@ -63,8 +58,8 @@ class Train(Section, frozen=True, kw_only=True):
     What is None in ``RULES`` follows from the number of training rows once these are known.
     """
 
-    epochs: Annotated[int | None, _by_rule("epochs")] = None
-    batch_size: Annotated[int | None, _by_rule("batch_size")] = None
+    epochs: Annotated[int | None, _of("epochs")] = None
+    batch_size: Annotated[int | None, _of("batch_size")] = None
     optimizer: Annotated[
         str,
         Meta(
@@ -74,17 +69,17 @@ class Train(Section, frozen=True, kw_only=True):
         ),
     ] = "adamw"
     learning_rate: Annotated[
-        Positive | None, _by_rule("learning_rate", "Of the optimizer, after the warm-up; not for a function of yours.")
+        Positive | None, _of("learning_rate", "Of the optimizer, after the warm-up; not for a function of yours.")
     ] = None
     weight_decay: Annotated[
         Annotated[float, Meta(ge=0)] | None, doc("Of the optimizer; its own default if left out.")
     ] = None
     warmup_steps: Annotated[
-        Natural | None, _by_rule("warmup_steps", "Steps over which the learning rate rises from 0 to its height.")
+        Natural | None, _of("warmup_steps", "Steps over which the learning rate rises from 0 to its height.")
     ] = None
     decay: Annotated[
         Literal["none", "cosine", "linear"] | None,
-        _by_rule("decay", "How the learning rate falls to 0 until the last step, after the warm-up."),
+        _of("decay", "How the learning rate falls to 0 until the last step, after the warm-up."),
     ] = None
     start: Annotated[
         Literal["scratch", "champion"],
@@ -104,16 +99,16 @@ class Train(Section, frozen=True, kw_only=True):
     sync_batch_norm: Annotated[bool | None, _of("sync_batch_norm")] = _default("sync_batch_norm")
     early_stopping_patience: Annotated[
         Natural | None,
-        _by_rule(
+        _of(
             "early_stopping_patience",
             "Stop after this many epochs without improvement, with the best epoch's weights; 0 trains to the end and "
             "keeps the last epoch's.",
         ),
     ] = None
-    monitor: Annotated[str | None, _by_rule("monitor")] = None
+    monitor: Annotated[str | None, _of("monitor")] = None
     metrics: Annotated[tuple[str, ...], _of("metrics")] = ()
     compile: Annotated[bool | str, _of("compile")] = _default("compile")
-    num_proc: Annotated[int | None, _by_rule("num_proc", "Number of ranks.")] = None
+    num_proc: Annotated[int | None, _of("num_proc", "Number of ranks.")] = None
     min_num_proc: Annotated[int | None, _of("min_num_proc")] = _default("min_num_proc")
     backend: Annotated[Literal["auto", "horovod", "torch"], _of("backend")] = _default("backend")
     strategy: Annotated[str, _of("strategy")] = _default("strategy")
