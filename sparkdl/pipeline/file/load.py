@@ -261,21 +261,24 @@ def overridden(tree: Section, override: str, problems: Problems) -> Section:
 def _with_value(node: Node, kind: inspect.Type, path: str, value: Node, line: str, problems: Problems) -> Node:
     if not path:
         return value
-    sections = sections_of(kind)
-    mapping = next((inner for inner in alternatives(kind) if isinstance(inner, inspect.DictType)), None)
+    kinds, sections = alternatives(kind), sections_of(kind)
+    mapping = next((inner for inner in kinds if isinstance(inner, inspect.DictType)), None)
     section = spelled_out(node, kind)
     if not isinstance(section, Section):
         section = Section({}, {})
-    written = [key for key in section if f"{path}.".startswith(f"{key}.")]
     # keys of the user's own may have dots in them, unless they name sections
-    named = (
-        sections if mapping is None else len(sections_of(mapping.value_type)) == len(alternatives(mapping.value_type))
-    )
+    named = bool(sections)
+    if mapping is not None:
+        named = all(isinstance(inner, inspect.StructType) for inner in alternatives(mapping.value_type))
+    written = [key for key in section if f"{path}.".startswith(f"{key}.")]
     key = max(written, key=len) if written else path.partition(".")[0] if named else path
-    inner = kind if inspect.AnyType() in alternatives(kind) else None if mapping is None else mapping.value_type
-    for section_type in sections if inner is None else ():
-        inner = inner or (inspect.StrType() if key == section_type.tag_field else None)
-        inner = inner or (fields_of(section_type)[key].type if key in fields_of(section_type) else None)
+    if mapping is not None:
+        inner: inspect.Type | None = mapping.value_type
+    elif sections:
+        fields = {name: option.type for section_type in sections for name, option in fields_of(section_type).items()}
+        inner = inspect.StrType() if key == sections[0].tag_field else fields.get(key)
+    else:
+        inner = kind if inspect.AnyType() in kinds else None
     if inner is None and not sections:
         problems.add(line, f"sets {path} of a value that holds no keys: leave .{path} out")
         return node
