@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -16,17 +16,20 @@ from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 Columns = Mapping[str, pa.DataType | None]
 Mistakes = Iterator[tuple[Path, str]]
 
-_NUMBERS = frozenset(("truth value", "whole number", "fraction"))
-_CLASSES = frozenset(("truth value", "whole number", "text"))
-_VALUES = _NUMBERS | {"text", "date"}
-"""What can be told apart as ids; of numbers with fractions the rows decide."""
-_SCALARS = _VALUES | {"timestamp", "bytes", "other"}
-_CLASS_WORDS, _VALUE_WORDS = "texts, whole numbers or truth values", "texts, whole numbers, truth values or dates"
-_FEATURES: dict[str, tuple[Collection[str], str]] = {
-    "number": (_NUMBERS, "numbers"),
-    "category": (_VALUES, _VALUE_WORDS),
-    "ids": ([f"list of {kind}" for kind in _VALUES], f"lists of {_VALUE_WORDS}"),
-    "vector": (["vector", *(f"list of {kind}" for kind in _NUMBERS)], "lists or vectors of numbers"),
+Kinds = tuple[Collection[str], str]
+"""What a column can hold, and the same for people."""
+
+_NUMBER: Kinds = (frozenset(("truth value", "whole number", "fraction")), "numbers")
+_CLASS: Kinds = (frozenset(("truth value", "whole number", "text")), "texts, whole numbers or truth values")
+# what can be told apart as ids; of numbers with fractions the rows decide
+_VALUE: Kinds = ({*_NUMBER[0], "text", "date"}, "texts, whole numbers, truth values or dates")
+_SCALAR: Kinds = ({*_VALUE[0], "timestamp", "bytes", "other"}, "numbers, texts or dates")
+_ANYTHING: Kinds = ((), "")
+_FEATURES: dict[str, Kinds] = {
+    "number": _NUMBER,
+    "category": _VALUE,
+    "ids": ([f"list of {kind}" for kind in _VALUE[0]], f"lists of {_VALUE[1]}"),
+    "vector": (["vector", *(f"list of {kind}" for kind in _NUMBER[0])], "lists or vectors of numbers"),
     "text": (["text"], "texts"),
     "image": (["bytes"], "bytes of encoded pictures"),
     "date_parts": (["date", "timestamp"], "dates or timestamps"),
@@ -68,64 +71,61 @@ class _Use:
     Attributes:
         path: of the value that names it.
         column: its name.
-        fits: what it can hold; empty where anything will do.
-        wanted: the same for people.
+        kinds: what it can hold.
         remedy: what to do about another type.
     """
 
     path: Path
     column: str
-    fits: Collection[str]
-    wanted: str
+    kinds: Kinds
     remedy: str = "cast it, or take what you need of it, in transform, or choose another type or column"
 
 
 def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
     source = spec.source
-    for position, column in enumerate(source.key):
-        yield _Use(("source", "key", position), column, _SCALARS, "numbers, texts or dates")
+    yield from _listed(("source", "key"), source.key, _SCALAR)
     if source.when is not None:
         key = "time" if source.time is not None else "partition"
-        fits, wanted = ["timestamp", "text"], "timestamps or texts"
+        kinds = (["timestamp", "text"], "timestamps or texts")
         if source.every == "day":
-            fits, wanted = ["date", *fits], f"dates, {wanted}"
-        yield _Use(("source", key), source.when, fits, wanted, "name another column, or make one in the source")
+            kinds = (["date", *kinds[0]], f"dates, {kinds[1]}")
+        yield _Use(("source", key), source.when, kinds, "name another column, or make one in the source")
 
 
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     for name, options in spec.features.items():
         path: Path = ("features", name) if options.column is None else ("features", name, "column")
-        fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
-        use = _Use(path, options.source(name), fits, wanted)
+        use = _Use(path, options.source(name), _FEATURES[str(type(options).__struct_config__.tag)])
         if isinstance(options, DateParts) and {"hour", "minute"} & set(options.parts):
             coarse = [part for part in options.parts if part not in ("hour", "minute")] or ["month", "weekday"]
             remedy = f"cast it in transform, or of a date write {{type: date_parts, parts: [{', '.join(coarse)}]}}"
-            use = replace(use, fits=["timestamp"], wanted="timestamps, which have hours,", remedy=remedy)
+            use = replace(use, kinds=(["timestamp"], "timestamps, which have hours,"), remedy=remedy)
         yield use
     for name, label in spec.label.items():
-        is_number = label.type in ("regression", "quantiles")
-        yield _Use(("label", name), name, *((_NUMBERS, "numbers") if is_number else (_CLASSES, _CLASS_WORDS)))
+        yield _Use(("label", name), name, _NUMBER if label.type in ("regression", "quantiles") else _CLASS)
     if spec.weight is not None:
-        yield _Use(("weight",), spec.weight, _NUMBERS, "numbers")
+        yield _Use(("weight",), spec.weight, _NUMBER)
     if isinstance(spec.split, ColumnSplit):
-        yield _Use(("split", "column"), spec.split.column, _CLASSES, _CLASS_WORDS)
-    if isinstance(spec.split, HashSplit):
-        for position, column in enumerate(spec.split.group if spec.split.group != spec.source.key else ()):
-            yield _Use(("split", "group", position), column, _SCALARS, "numbers, texts or dates")
-    for position, column in enumerate(spec.score.keep):
-        yield _Use(("score", "keep", position), column, (), "")
-    for position, column in enumerate(spec.report.slices):
-        yield _Use(("report", "slices", position), column, _SCALARS, "numbers, texts or dates")
+        yield _Use(("split", "column"), spec.split.column, _CLASS)
+    if isinstance(spec.split, HashSplit) and spec.split.group != spec.source.key:
+        yield from _listed(("split", "group"), spec.split.group, _SCALAR)
+    yield from _listed(("score", "keep"), spec.score.keep, _ANYTHING)
+    yield from _listed(("report", "slices"), spec.report.slices, _SCALAR)
+
+
+def _listed(path: Path, columns: Sequence[str], kinds: Kinds) -> Iterator[_Use]:
+    for position, column in enumerate(columns):
+        yield _Use((*path, position), column, kinds)
 
 
 def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
     for use in uses:
         value = "" if use.path in (("features", use.column), ("label", use.column)) else f"={use.column!r}"
-        kind = columns.get(use.column)
+        kind, (fits, wanted) = columns.get(use.column), use.kinds
         if use.column not in columns:
             yield use.path, f"{value} is no column of {owner}: {_instead(use.column, columns)}"
-        elif kind is not None and use.fits and held_by(kind) not in use.fits:
-            yield use.path, f"{value} is a column of {kind}, and {use.wanted} are needed: {use.remedy}"
+        elif kind is not None and fits and held_by(kind) not in fits:
+            yield use.path, f"{value} is a column of {kind}, and {wanted} are needed: {use.remedy}"
 
 
 def _instead(column: str, columns: Columns) -> str:
