@@ -173,7 +173,7 @@ class Plot:
 
     def key(self, style: str, name: str) -> None:
         """Say in the legend what a style means; an empty name says nothing."""
-        if name and (style, name) not in self.legend:
+        if name:
             self.legend.append((style, name))
 
     def _at_x(self, value: float) -> float:
