@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -99,17 +98,17 @@ def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
     return kind, constraints
 
 
-def bound_broken(kind: inspect.Type, value: Any, constraints: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+def bound_broken(kind: inspect.Type, value: Any, around: Mapping[str, Any] | None = None) -> str | None:
     """The sentence that says which bound of a type a value of it breaks; None if it breaks none, or is of another.
 
     Args:
         kind: the type.
         value: that may be of it.
-        constraints: what the JSON schema says around the type.
+        around: what the JSON schema says of the union that the type is of.
     """
+    kind, constraints = plain_type(kind)
+    constraints |= around or {}
     match kind:
-        case inspect.Metadata():
-            return bound_broken(kind.type, value, {**(kind.extra_json_schema or {}), **constraints})
         case inspect.UnionType():
             return next(filter(None, (bound_broken(inner, value, constraints) for inner in kind.types)), None)
         case inspect.IntType() | inspect.FloatType() if isinstance(value, int | float) and not isinstance(value, bool):
@@ -122,7 +121,7 @@ def bound_broken(kind: inspect.Type, value: Any, constraints: Mapping[str, Any] 
                 return f"={value!r} is not of the form that is wanted: write it like {example!r}"
         case inspect.DictType() if isinstance(value, dict):
             return _elements_broken(kind, kind.key_type, value)
-        case inspect.VarTupleType() | inspect.ListType() if isinstance(value, tuple | list):
+        case inspect.VarTupleType() if isinstance(value, tuple | list):
             return _elements_broken(kind, kind.item_type, value)
     return None
 
@@ -145,7 +144,7 @@ def _number_broken(
 
 
 def _elements_broken(
-    kind: inspect.DictType | inspect.VarTupleType | inspect.ListType, element: inspect.Type, values: Collection[Any]
+    kind: inspect.DictType | inspect.VarTupleType, element: inspect.Type, values: Collection[Any]
 ) -> str | None:
     if kind.min_length and len(values) < kind.min_length:
         return " is empty: name at least one"
