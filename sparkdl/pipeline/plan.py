@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
@@ -15,7 +15,7 @@ from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.spec.training import RULES
-from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
+from sparkdl.pipeline.state.evaluator import Stale, Step, StepState, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt
 from sparkdl.pipeline.state.run import Run
@@ -26,7 +26,6 @@ from sparkdl.pipeline.steps.ingest import deleted_windows, source_windows
 from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_do, parts_to_learn
 from sparkdl.pipeline.windows import Parts, ahead
 
-StepState = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""
 _MANY_SLOTS = 1_000
@@ -178,10 +177,9 @@ def _walk(steps: Sequence[Step], run: Run, *, due_is_known: bool) -> tuple[list[
             state: StepState = "waits"
             why = waits.removeprefix("learning waits: ")
         elif step.learns and first_stale:
-            state = "open" if step.name == "publish" else "done again"
-            why = "evaluate decides" if step.name == "publish" else f"it follows {first_stale}"
+            state, why = step.planned_after(first_stale)
         else:
-            state, why = _state(step, run)
+            state, why = step.planned(run)
             if state != "kept" and step.learns:
                 first_stale = step.name
         is_kept = state == "kept"
@@ -195,57 +193,6 @@ def _walk(steps: Sequence[Step], run: Run, *, due_is_known: bool) -> tuple[list[
             if action == "retrain":
                 learn_from_all(run)
     return planned, ""
-
-
-def _state(step: Step, run: Run) -> tuple[StepState, str]:
-    """The state of a step that follows from what is known."""
-    if step.name == "drift":
-        return _drift(step, run)
-    if step.name == "score":
-        return _scoring(step, run)
-    stale = stale_of(step, run)
-    if not stale:
-        return "kept", "nothing that decides it has changed"
-    if None in stale.keys.values():
-        return "done again", _new_windows(step, run)
-    return "done again", next(iter(stale.reasons(run).values()))
-
-
-def _new_windows(step: Step, run: Run) -> str:
-    """Which windows of the part that a step reads are new or changed."""
-    parts, _ = parts_to_learn(run)
-    assert parts is not None
-    parts_by_step = {"features": ("training", parts.train), "shards": ("validation", parts.validate)}
-    part, windows = parts_by_step.get(step.name, ("test", parts.test))
-    content = run.content()
-    unread = [name for name in windows if content[name] is None]
-    count = f"{len(unread)} windows are" if len(unread) > 1 else f"window {unread[0]} is"
-    return f"of the {part} windows {count} new or changed"
-
-
-def _drift(step: Step, run: Run) -> tuple[StepState, str]:
-    """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
-    champion, action = run.champion(), run.spec.drift.action
-    if champion is None:
-        return "open", "there is no champion yet to compare with"
-    if stale := stale_of(step, run):
-        action_text = "" if action == "warn" else f", and {action} may follow"
-        count = f"{len(stale.keys)} windows are" if len(stale.keys) > 1 else "1 window is"
-        return "done again", f"{count} not compared with version {champion.version} yet{action_text}"
-    drifted = decided(run)
-    action_text = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
-    return "kept", f"{action_text}{drifted.reason}"
-
-
-def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
-    """Which windows the champion of now has not scored; another one may come of this run."""
-    champion = run.champion()
-    if champion is None:
-        return "open", "there is no champion yet"
-    if stale := stale_of(step, run):
-        every = len(stale.keys) + len(stale.fresh)
-        return "done again", f"{len(stale.keys)} of {every} windows are not scored by version {champion.version} yet"
-    return "kept", f"version {champion.version} has scored them all; another champion would score again"
 
 
 def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict[str, Amount]:

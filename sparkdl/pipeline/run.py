@@ -28,7 +28,7 @@ from sparkdl.pipeline.state.record import Outcome, RunRecord
 from sparkdl.pipeline.state.results import Published
 from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.state.runs import add_run
-from sparkdl.pipeline.steps import steps_asked_for
+from sparkdl.pipeline.steps import STEPS, steps_asked_for
 from sparkdl.pipeline.steps.ingest import check_columns, source_windows, tell_deleted
 from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.pipeline.steps.publish import PublishStep
@@ -134,7 +134,7 @@ def _make(stale: Stale, run: Run, spark: SparkSession) -> None:
     if step.loads_torch:
         torch_for_workers(spark)
     worked = step.make(run, spark, stale)
-    if step.name != "trial":  # which notes each trial as it ends
+    if not step.notes_itself:
         key, seconds = keys[0] if len(keys) == 1 else None, time.perf_counter() - started
         run.note(StepNote(name=step.name, key=key or "", kept=not worked, seconds=seconds))
     if step.looks:
@@ -155,7 +155,7 @@ def _pass(stale: Stale, run: Run, spark: SparkSession) -> None:
 def _end(run: Run) -> None:
     """Say what came of it: the last that this run itself has done tells."""
     record, until = run.record, run.request.until
-    producing_steps = [name for name in run.made if name not in ("live", "drift")]  # these only look
+    producing_steps = [step.name for step in STEPS if step.name in run.made and not step.looks]
     stop_text = "" if until is None else f"stopped after {until}, as asked"
     parts, waits = parts_to_learn(run) if until != "ingest" else (None, "")
     published: Published | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sparkdl.pipeline.state.receipts import Receipt
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.pipeline.state.run import Run
+
+
+StepState = Literal["done again", "kept", "waits", "open"]
+"""What a run would do about a step: ``open`` is what only the run itself can tell."""
 
 
 class Step:
@@ -27,6 +31,7 @@ class Step:
         looks: whether it only looks at what others have made: once a run, which is not due for it alone.
         loads_torch: whether workers predict or train for it, which then start with torch in memory.
         listed: whether plan and ``--until`` know it by its name.
+        notes_itself: whether it notes what each partition took; else the run notes what all of them took.
         cause: why a partition is stale, in words, where there is no more to say.
     """
 
@@ -35,6 +40,7 @@ class Step:
     looks: ClassVar[bool] = False
     loads_torch: ClassVar[bool] = False
     listed: ClassVar[bool] = True
+    notes_itself: ClassVar[bool] = False
     cause: ClassVar[str]
 
     def wanted(self, run: Run) -> Mapping[str, str | None] | None:
@@ -64,6 +70,17 @@ class Step:
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """Why a partition is stale, in words."""
         return self.cause
+
+    def planned(self, run: Run) -> tuple[StepState, str]:
+        """What a run would do about it, and why, as far as that follows from what is known."""
+        stale = stale_of(self, run)
+        if not stale:
+            return "kept", "nothing that decides it has changed"
+        return "done again", next(iter(stale.reasons(run).values()))
+
+    def planned_after(self, earlier: str) -> tuple[StepState, str]:
+        """The same where a step of that name, whose result it reads, is done again."""
+        return "done again", f"it follows {earlier}"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Make the partitions that are stale, and leave their receipts.

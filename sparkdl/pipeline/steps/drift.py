@@ -17,7 +17,7 @@ from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
 from sparkdl.pipeline.judging.drift import Drift, compare, decide
-from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.evaluator import Stale, Step, StepState, stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
@@ -94,6 +94,19 @@ class DriftStep(Step):
         return champion is not None and any(
             look.artifact == champion.artifact and look.thresholds != now for look in looks
         )
+
+    def planned(self, run: Run) -> tuple[StepState, str]:
+        """What is known of drift, and what a run would do about it as far as that follows from earlier ones."""
+        champion, action = run.champion(), run.spec.drift.action
+        if champion is None:
+            return "open", "there is no champion yet to compare with"
+        if stale := stale_of(self, run):
+            action_text = "" if action == "warn" else f", and {action} may follow"
+            count = f"{len(stale.keys)} windows are" if len(stale.keys) > 1 else "1 window is"
+            return "done again", f"{count} not compared with version {champion.version} yet{action_text}"
+        drifted = decided(run)
+        action_text = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
+        return "kept", f"{action_text}{drifted.reason}"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare the windows that nobody has compared with this champion yet."""

@@ -48,6 +48,7 @@ class FeaturesStep(LearningStep):
 
     name = "features"
     result = FittedFeatures
+    part = "train"
     cause = "features, label, split or the training windows differ, or the champion of then is gone"
 
     def key(self, run: Run, parts: Parts) -> str:

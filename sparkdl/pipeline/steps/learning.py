@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError
 from sparkdl.pipeline.rows.parts import parts_of
-from sparkdl.pipeline.state.evaluator import Stale, Step, UnknownKeyError
+from sparkdl.pipeline.state.evaluator import Stale, Step, StepState, UnknownKeyError, stale_of
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.run import Run
-from sparkdl.pipeline.windows import Parts
+from sparkdl.pipeline.windows import Part, Parts
 from sparkdl.pipeline.work.labels import NoLabelsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_PART_WORDS: Mapping[Part, str] = {"train": "training", "validate": "validation", "test": "test"}
 
 
 class LearningStep(Step):
@@ -25,10 +28,12 @@ class LearningStep(Step):
 
     Attributes:
         result: the dataclass of what is kept.
+        part: that it reads, and no step before it.
     """
 
     learns = True
     result: ClassVar[type[Any]]
+    part: ClassVar[Part] = "test"
 
     def key(self, run: Run, parts: Parts) -> str:
         """What decides the result for these windows; raises UnknownKeyError where one is not ingested yet."""
@@ -63,6 +68,17 @@ class LearningStep(Step):
         """Whether the result can be read, and what it names is there."""
         result = run.receipts.result(self.name, receipt.key, self.result)
         return result is not None and self.is_there(run, result)
+
+    def planned(self, run: Run) -> tuple[StepState, str]:
+        """What a run would do; where windows of its part are not ingested yet, how many that are."""
+        if None not in stale_of(self, run).keys.values():
+            return super().planned(run)
+        parts, _ = parts_to_learn(run)
+        assert parts is not None
+        content = run.content()
+        unread = [name for name in parts.windows(self.part) if content[name] is None]
+        count = f"{len(unread)} windows are" if len(unread) > 1 else f"window {unread[0]} is"
+        return "done again", f"of the {_PART_WORDS[self.part]} windows {count} new or changed"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Make and keep the result; where labels are missing, note that, which is so until a window changes."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError, FencedError
 from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.state.evaluator import StepState
 from sparkdl.pipeline.state.receipts import content_key
 from sparkdl.pipeline.state.results import Published, Trained
 from sparkdl.pipeline.state.run import Run
@@ -38,6 +39,10 @@ class PublishStep(LearningStep):
     def is_there(self, run: Run, result: Published) -> bool:
         """Whether the registry that it went to still knows the model."""
         return run.places.published(run.registry, str(run.spec.publish.name))
+
+    def planned_after(self, earlier: str) -> tuple[StepState, str]:
+        """The verdict on the new model is not known."""
+        return "open", "evaluate decides"
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Published:
         """Publish the model, and promote it if the verdict says so."""

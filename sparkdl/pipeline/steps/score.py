@@ -15,7 +15,7 @@ from sparkdl.errors import SchemaError
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
-from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.evaluator import Stale, Step, StepState, stale_of
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
 from sparkdl.pipeline.state.run import Run
@@ -69,6 +69,17 @@ class ScoreStep(Step):
         champion = run.champion()
         assert champion is not None
         return receipt.read(Scored).version == champion.version and run.places.table(run.project.predictions.uri)
+
+    def planned(self, run: Run) -> tuple[StepState, str]:
+        """Which windows the champion of now has not scored; another one may come of the run."""
+        champion = run.champion()
+        if champion is None:
+            return "open", "there is no champion yet"
+        if stale := stale_of(self, run):
+            every = len(stale.keys) + len(stale.fresh)
+            text = f"{len(stale.keys)} of {every} windows are not scored by version {champion.version} yet"
+            return "done again", text
+        return "kept", f"version {champion.version} has scored them all; another champion would score again"
 
     def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""

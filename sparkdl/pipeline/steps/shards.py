@@ -22,6 +22,7 @@ class ShardsStep(LearningStep):
 
     name = "shards"
     result = Shards
+    part = "validate"
     cause = "windows, weight or seed differ"
 
     def key(self, run: Run, parts: Parts) -> str:

@@ -24,6 +24,7 @@ class TrialStep(Step):
     learns = True
     loads_torch = True
     listed = False
+    notes_itself = True
 
     def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by trial; none without a search, or where its best is known."""
