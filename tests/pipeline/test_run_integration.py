@@ -24,8 +24,8 @@ from sparkdl.pipeline.steps.shards import ShardsStep, prepared_of
 from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.pipeline.windows import PARTS
-from sparkdl.pipeline.work.boosting import boosted, tree_rows
-from sparkdl.pipeline.work.evaluate import judged_label
+from sparkdl.pipeline.work.boosting import boosted, tree_columns, tree_rows
+from sparkdl.pipeline.work.evaluate import judged, judged_label
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -184,10 +184,14 @@ def test_trees_stop_by_the_rows_that_judge_where_none_are_to_test(spark, cancer,
     trained, label = TrainStep().kept(run, parts), judged_label(file.spec, prepared.labels)
     training, validation = (rows_of(run.clean(spark), file.spec, part, ["all"]) for part in ("train", "validate"))
     count = record.rows["validate"]
+    columns = tree_columns(prepared.features, label)
+    raw = columns.features.columns
+    judging = judged(validation, file.spec, prepared.labels, trained, None, (), count, raw, columns.most_rows)
+    assert judging.table.num_rows == count
     for stopping in (None, validation):
-        rows = tree_rows(training, stopping, validation, file.spec, prepared, label, count, trained, ())
-        assert rows.tables[1].num_rows == count
-        trees = boosted(rows, file.spec, prepared, label, count, trained)
+        tables = tree_rows(training, stopping, file.spec, prepared, label, columns)
+        assert [table.num_rows for table in tables[1:]] == ([] if stopping is None else [count])
+        trees = boosted(tables, judging, file.spec, prepared, columns, count, trained)
         assert trees.trees.values == pytest.approx(record.evaluated.boosted.trees.values)
         assert (trees.rounds, trees.rows) == (record.evaluated.boosted.rounds, record.rows["train"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from sparkdl.pipeline.windows import Parts
 from sparkdl.pipeline.work.labels import check_labels, labelled
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.pipeline.work.prepare import Prepared
@@ -51,8 +52,8 @@ class EvaluateStep(LearningStep):
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Evaluated:
         """Measure both models on the same held-out rows, and decide."""
-        from sparkdl.pipeline.work.boosting import TreeRows, boosted, tree_rows
-        from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
+        from sparkdl.pipeline.work.boosting import TreeColumns, boosted, tree_columns, tree_rows
+        from sparkdl.pipeline.work.evaluate import Judged, evaluate, judged, judged_label, with_last_values
         from sparkdl.pipeline.work.file_rows import part_files, part_frame
 
         spec, clean, prepared = run.spec, run.clean_to_divide(spark), prepared_of(run, parts, spark)
@@ -64,24 +65,31 @@ class EvaluateStep(LearningStep):
         training = labelled(part_frame(run.project, clean, {"train": parts.train}), prepared.labels.names)
         judging, label = with_last_values(rows, training, spec, prepared.labels), judged_label(spec, prepared.labels)
 
-        def judge() -> Evaluated:
-            return evaluate(judging, spec, prepared.labels, trained, rival, trusted, count, seen_reason)
+        columns = None if spec.train.baseline == "off" else tree_columns(prepared.features, label)
 
-        def rows_for_trees() -> TreeRows | Boosted | None:
-            if spec.train.baseline == "off":
-                return None
+        def judge(raw: Sequence[str] = (), most_raw: int = 0) -> tuple[Judged, Evaluated]:
+            champion = None if seen_reason else rival
+            predicted = judged(judging, spec, prepared.labels, trained, champion, trusted, count, raw, most_raw)
+            return predicted, evaluate(predicted, spec, trained, count, seen_reason)
+
+        def rows_for_trees(columns: TreeColumns) -> list[pa.Table] | Boosted:
             stopping = None  # where they are the rows that judge, which are read anyway
             if parts.judging != "validate" or count != prepared.shards.validate_rows:
                 stopping = part_frame(run.project, clean, {"validate": parts.validate})
                 stopping = labelled(stopping, prepared.labels.names)
             files = part_files(run.project, "train", parts.train, spark)
-            return tree_rows(training, stopping, rows, spec, prepared, label, count, trained, trusted, files)
+            return tree_rows(training, stopping, spec, prepared, label, columns, files)
 
-        passes: list[Callable[[], Any]] = [judge, rows_for_trees]
         evaluated: Evaluated
-        evaluated, trees = run_side_by_side(passes, spark, len(passes))
-        if isinstance(trees, TreeRows):  # in this thread, where Ctrl-C ends it
-            trees = boosted(trees, spec, prepared, label, count, trained)
+        if isinstance(columns, TreeColumns):
+            raw, most_raw = columns.features.columns, columns.most_rows
+            passes: list[Callable[[], Any]] = [lambda: judge(raw, most_raw), lambda: rows_for_trees(columns)]
+            (predicted, evaluated), tables = run_side_by_side(passes, spark, len(passes))
+            # in this thread, where Ctrl-C ends it
+            trees: Boosted | None = boosted(tables, predicted, spec, prepared, columns, count, trained)
+        else:
+            _, evaluated = judge()
+            trees = columns
         return replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging), boosted=trees)
 
     def tell_result(self, run: Run, parts: Parts) -> None:

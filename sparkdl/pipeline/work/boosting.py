@@ -20,7 +20,6 @@ import pyarrow as pa
 from sparkdl.columns.frames import selected
 from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.config import ScoreConfig
 from sparkdl.errors import CancelledError, first_line
 from sparkdl.features.fitted import Features, Fitted
 from sparkdl.features.spec import CATEGORIES, Category, DateParts, Number, Vector, input_names
@@ -31,9 +30,8 @@ from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.results import Boosted, Trained
-from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, output_names, predicted
+from sparkdl.pipeline.work.evaluate import CHALLENGER, LABEL, RAW, Judged, drawn, numbers, predicted
 from sparkdl.pipeline.work.labels import FittedLabel, as_doubles, encoded, encoded_values, row_weight
-from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,108 +51,122 @@ RATE, RATE_OF_MANY_VALUES, MANY_VALUES = 0.05, 0.1, 1_000_000
 """LightGBM's own rate is 0.1: half of the rounds, and an rmse of rides that is 0.5 % above (6.766, by 0.05 6.735)."""
 LEAST_SECONDS = 600.0
 """That a training may take, or twice as long as the model's did: rounds end it, and the clock one that is stuck."""
-_LABEL, _WEIGHT, _OUTPUT = "__sparkdl_label", "__sparkdl_weight", "__sparkdl_output"
+_WEIGHT, _OUTPUT = "__sparkdl_weight", "__sparkdl_output"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeRows:
-    """What trees are trained with.
+class TreeColumns:
+    """What trees can take of a model's features.
 
     Attributes:
-        tables: rows to train on, to stop by and to measure on, with raw columns, label and weight; the last with the
-            model's outputs.
-        features: that trees can take.
-        left_out: names of those that they cannot.
+        features: those.
+        left_out: names of the others.
+        most_rows: that are held at once.
     """
 
-    tables: Sequence[pa.Table]
     features: Features
     left_out: tuple[str, ...]
+    most_rows: int
+
+
+def tree_columns(features: Features, label: FittedLabel) -> TreeColumns | Boosted:
+    """What trees can take, or why LightGBM is left out, which is an outcome as any other."""
+    if importlib.util.find_spec("lightgbm") is None:
+        return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
+    usable = [feature for feature in features.fitted if _width(feature)]
+    if not usable:
+        return Boosted(reason="no feature is a number, a category, a date or a vector")
+    if label.outputs > MOST_CLASSES:
+        return Boosted(reason=f"label {label.name!r} has {label.outputs:,} classes, above {MOST_CLASSES}")
+    return TreeColumns(
+        features=Features(tuple(usable)),
+        left_out=tuple(feature.name for feature in features.fitted if not _width(feature)),
+        most_rows=min(MOST_ROWS, MOST_VALUES // (sum(map(_width, usable)) + label.outputs)),
+    )
 
 
 def tree_rows(
     training: DataFrame,
     stopping: DataFrame | None,
-    judging: DataFrame,
     spec: PipelineSpec,
     prepared: Prepared,
     label: FittedLabel,
-    judging_rows: int,
-    trained: Trained,
-    trusted: Sequence[str],
+    columns: TreeColumns,
     files: FileRows | None = None,
-) -> TreeRows | Boosted:
-    """Collect the rows that LightGBM trains on, and those that it and the model are measured on.
+) -> list[pa.Table] | Boosted:
+    """Collect the rows that LightGBM trains on, and those that it stops by: raw columns, label and weight.
 
     Args:
         training: the rows to train on, with raw columns and labels.
         stopping: those of the part ``validate``, whose loss ends the training; None where they are those that judge.
-        judging: those that the model is judged by.
         spec: the pipeline.
         prepared: features, labels, and numbers of rows.
         label: the one that is judged.
-        judging_rows: how many rows judge.
-        trained: the model.
-        trusted: packages that the bundle may import.
+        columns: that trees can take.
         files: the rows to train on, as they are read without Spark, whose way from Java takes longer.
 
     Returns:
-        them, or why LightGBM is left out, which is an outcome as any other.
+        them, or why LightGBM is left out.
     """
-    if importlib.util.find_spec("lightgbm") is None:
-        return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
-    left_out = tuple(feature.name for feature in prepared.features.fitted if not _width(feature))
-    usable = [feature for feature in prepared.features.fitted if _width(feature)]
-    if not usable:
-        return Boosted(reason="no feature is a number, a category, a date or a vector")
-    if label.outputs > MOST_CLASSES:
-        return Boosted(reason=f"label {label.name!r} has {label.outputs:,} classes, above {MOST_CLASSES}")
-    features = Features(tuple(usable))
-    most = min(MOST_ROWS, MOST_VALUES // (sum(map(_width, usable)) + label.outputs))
+    features, rows, most = columns.features, prepared.shards.train_rows, columns.most_rows
     try:
         importlib.import_module("lightgbm")  # it takes a second, in which others wait for Spark
-        frame, _ = held_out(judging, spec, label, judging_rows)
-        scored = score(
-            drawn(frame, spec, "boosted", most, min(judging_rows, label.most_measured)),
-            trained.bundle,
-            output_columns=output_names(prepared.labels, label, _OUTPUT),
-            config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
-            trusted=trusted,
-        )
-        training_table = None
-        rows = prepared.shards.train_rows
+        table = None
         if files is not None and rows <= most and rows * files.width(features.columns) <= MOST_VALUES:
-            training_table = _collected_of_files(files, spec, features, label)
-        if training_table is None:
-            training_table = _collected(drawn(training, spec, "boosted", most, rows), spec, features, label)
-        judging_table = stopping_table = _collected(scored, spec, features, label, _OUTPUT)
-        if stopping is not None:
-            stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
-            stopping_table = _collected(stopping, spec, features, label)
+            table = _collected_of_files(files, spec, features, label)
+        if table is None:
+            table = _collected(drawn(training, spec, "boosted", most, rows), spec, features, label)
+        if stopping is None:
+            return [table]
+        stopping = drawn(stopping, spec, "boosted", most, prepared.shards.validate_rows)
+        return [table, _collected(stopping, spec, features, label)]
     except CancelledError:
         raise
     except Exception as cause:
         return _failed(cause)
-    tables = (training_table, stopping_table, judging_table)
-    return TreeRows(tables=tables, features=features, left_out=left_out)
 
 
 def boosted(
-    rows: TreeRows, spec: PipelineSpec, prepared: Prepared, label: FittedLabel, judging_rows: int, trained: Trained
-) -> Boosted:
-    """Train LightGBM, and measure it and the model on the same held-out rows; see ``tree_rows``.
+    tables: Sequence[pa.Table] | Boosted, judging: Judged, spec: PipelineSpec, prepared: Prepared, columns: TreeColumns,
+    judging_rows: int, trained: Trained,
+) -> Boosted:  # fmt: skip
+    """Train LightGBM, and measure it and the model on the same held-out rows.
+
+    Args:
+        tables: what ``tree_rows`` gives.
+        judging: the rows that the model is judged by, with ``RAW``.
+        spec: the pipeline.
+        prepared: numbers of rows.
+        columns: that trees can take.
+        judging_rows: how many rows there were to draw those from.
+        trained: the model.
 
     Returns:
         what it came to, or why it was left out.
     """
+    if isinstance(tables, Boosted):
+        return tables
     try:
+        measured_on = _of_judged(judging, spec)
         seconds = max(LEAST_SECONDS, 2 * trained.seconds.get("fit", 0.0))
-        trees = train_trees(rows.tables, spec, rows.features, label, seconds)
+        label = judging.labels[CHALLENGER]
+        trees = train_trees([*tables, *[measured_on] * (3 - len(tables))], spec, columns.features, label, seconds)
     except CancelledError:
         raise
     except Exception as cause:
         return _failed(cause)
-    return replace(trees, of_rows=prepared.shards.train_rows, of_judging=judging_rows, left_out=rows.left_out)
+    return replace(trees, of_rows=prepared.shards.train_rows, of_judging=judging_rows, left_out=columns.left_out)
+
+
+def _of_judged(judging: Judged, spec: PipelineSpec) -> pa.Table:
+    """The rows that have raw columns: these, label, weight, and what the model says."""
+    drawn_rows = judging.table.filter(judging.table[RAW].is_valid())
+    weights = [np.ones(drawn_rows.num_rows)] if spec.weight is None else drawn_rows[spec.weight]
+    raw = pa.Table.from_struct_array(drawn_rows[RAW])
+    more = {LABEL: drawn_rows[LABEL], _WEIGHT: weights, _OUTPUT: drawn_rows[CHALLENGER]}
+    for name, values in more.items():
+        raw = raw.append_column(name, values)
+    return raw
 
 
 def _failed(cause: Exception) -> Boosted:
@@ -175,7 +187,7 @@ def train_trees(
 
     begun = time.monotonic()
     matrices = [training_matrix(table, features) for table in tables]
-    truths, weights = ([numbers(table[name]) for table in tables] for name in (_LABEL, _WEIGHT))
+    truths, weights = ([numbers(table[name]) for table in tables] for name in (LABEL, _WEIGHT))
     parameters: dict[str, Any] = {
         **_objective(spec, label),
         "learning_rate": RATE_OF_MANY_VALUES if matrices[0].size > MANY_VALUES else RATE,
@@ -330,9 +342,9 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
 
 def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: FittedLabel, *more: str) -> pa.Table:
     """The raw columns of rows with label and weight, on the driver."""
-    rows = frame.withColumns({_LABEL: encoded(label).cast("double"), _WEIGHT: row_weight(spec)})
+    rows = frame.withColumns({LABEL: encoded(label).cast("double"), _WEIGHT: row_weight(spec)})
     with task_errors():
-        return selected(rows, [*features.columns, *more, _LABEL, _WEIGHT]).toArrow()
+        return selected(rows, [*features.columns, *more, LABEL, _WEIGHT]).toArrow()
 
 
 def _collected_of_files(files: FileRows, spec: PipelineSpec, features: Features, label: FittedLabel) -> pa.Table | None:
@@ -343,4 +355,4 @@ def _collected_of_files(files: FileRows, spec: PipelineSpec, features: Features,
     weights = as_doubles(table[spec.weight]) if spec.weight else pa.chunked_array([np.ones(table.num_rows)])
     if truth is None or weights is None:
         return None
-    return table.select(features.columns).append_column(_LABEL, truth).append_column(_WEIGHT, weights)
+    return table.select(features.columns).append_column(LABEL, truth).append_column(_WEIGHT, weights)

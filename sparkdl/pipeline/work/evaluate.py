@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.decode import decode
-from sparkdl.columns.frames import selected
+from sparkdl.columns.frames import row_of, selected
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
@@ -40,13 +40,15 @@ from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
 from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _LEAST_WINDOWS = 8
 MOST_SUMMED = 1_000_000
 """Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
 _LAST = "__sparkdl_last"
-_CHALLENGER, _CHAMPION = "__sparkdl_challenger", "__sparkdl_champion"
+LABEL, CHALLENGER, _CHAMPION = "__sparkdl_label", "__sparkdl_challenger", "__sparkdl_champion"
+RAW = "__sparkdl_raw"
+"""Columns of a row as a struct; null of a row that was not drawn for them."""
 _LEAST_KNOWN = 0.5
 """Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
@@ -98,44 +100,72 @@ def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, l
     return rows.join(last_values, functools.reduce(operator.and_, pairs), "left").drop(*names)
 
 
-def evaluate(
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Held-out rows on the driver, with what the models say of them.
+
+    Attributes:
+        table: label, group, weight, slices and outputs of each row; ``RAW``, if it was asked for.
+        labels: by the column of its outputs, the label as a model was trained with: the challenger's, the champion's.
+        champion_error: why the champion could not predict; empty if it did, or was not asked.
+    """
+
+    table: pa.Table
+    labels: Mapping[str, FittedLabel]
+    champion_error: str = ""
+
+
+def judged(
     rows: DataFrame, spec: PipelineSpec, labels: Labels, trained: Trained, champion: ModelVersion | None,
-    trusted: Sequence[str], count: int, seen: str = "",
-) -> Evaluated:  # fmt: skip
-    """Measure on held-out rows, and decide.
+    trusted: Sequence[str], count: int, raw: Sequence[str] = (), most_raw: int = 0,
+) -> Judged:  # fmt: skip
+    """Let both models predict held-out rows.
 
     Args:
         rows: of the part that judges, with raw columns and labels; see ``with_last_values``.
         spec: the pipeline.
         labels: as the challenger was trained.
         trained: the challenger.
-        champion: that the challenger is compared with; None where there is none.
+        champion: that the challenger is compared with; None where there is none, or these rows cannot judge it.
         trusted: packages that bundles may import.
         count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
-        seen: why these rows cannot judge the champion; it is not asked then, and stays.
+        raw: columns of the rows that are collected, too, as ``RAW``.
+        most_raw: of so many rows, about.
 
     Raises:
         DataError: there are no rows, or predictions are missing.
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    frame, columns = held_out(rows, spec, label, count)
-    names = output_names(labels, label, _CHALLENGER)
-    scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
-    columns.append(_CHALLENGER)
-    labels_by_column = {_CHALLENGER: label}
-    table, error = None, ""
-    if champion is not None and not seen:
+    frame, columns = held_out(rows, spec, label, count, raw, most_raw)
+    names = output_names(labels, label, CHALLENGER)
+    error = ""
+    if champion is not None:
         try:
-            scored_by_both, champion_label = _with_champion(scored, champion, label, config, trusted)
-            table = _collected(scored_by_both, [*columns, _CHAMPION])
-            labels_by_column[_CHAMPION] = champion_label
+            scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
+            scored, champion_label = _with_champion(scored, champion, label, config, trusted, [*columns, CHALLENGER])
+            table = _collected(scored, [*columns, CHALLENGER, _CHAMPION])
+            return Judged(table=table, labels={CHALLENGER: label, _CHAMPION: champion_label})
         except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
             error = str(cause)  # if it is the challenger that fails, it does so again
-    if table is None:
-        table = _collected(scored, columns)
-    classes = list(dict.fromkeys(name for model_label in labels_by_column.values() for name in model_label.classes))
-    outputs = [(numbers(table[column]), model_label) for column, model_label in labels_by_column.items()]
-    truths, groups = numbers(table["__sparkdl_label"]), table["__sparkdl_group"].to_pandas().to_numpy()
+    scored = score(frame, trained.bundle, output_columns=names, keep=columns, config=config, trusted=trusted)
+    table = _collected(scored, [*columns, CHALLENGER])
+    return Judged(table=table, labels={CHALLENGER: label}, champion_error=error)
+
+
+def evaluate(rows: Judged, spec: PipelineSpec, trained: Trained, count: int, seen: str = "") -> Evaluated:
+    """Measure on held-out rows, and decide.
+
+    Args:
+        rows: with the predictions.
+        spec: the pipeline.
+        trained: the challenger.
+        count: how many rows there were to draw them from.
+        seen: why these rows cannot judge the champion, which stays.
+    """
+    table, label = rows.table, rows.labels[CHALLENGER]
+    classes = list(dict.fromkeys(name for model_label in rows.labels.values() for name in model_label.classes))
+    outputs = [(numbers(table[column]), model_label) for column, model_label in rows.labels.items()]
+    truths, groups = numbers(table[LABEL]), table["__sparkdl_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
     rows_by_model = []
     for raw, model_label in outputs:
@@ -153,7 +183,9 @@ def evaluate(
         baseline = baseline_of(summary, challenger_rows, classes, last, key)
         if gate.metric in baseline.guesses:
             guess = best_guess(baseline.guesses[gate.metric], summary, challenger_rows, classes, last, key)
-    decision = decide(gate, *rows_by_model, champion_error=error, seen=seen, baseline=baseline, guess=guess)
+    decision = decide(
+        gate, *rows_by_model, champion_error=rows.champion_error, seen=seen, baseline=baseline, guess=guess
+    )
     slices = {
         name: Slices.of(challenger_rows, table[f"__sparkdl_slice_{position}"].to_pandas().to_numpy())
         for position, name in enumerate(spec.report.slices)
@@ -235,9 +267,10 @@ def _guessed(
 
 
 def _with_champion(
-    scored: DataFrame, champion: ModelVersion, label: FittedLabel, config: ScoreConfig, trusted: Sequence[str]
-) -> tuple[DataFrame, FittedLabel]:
-    """The rows with the champion's predictions, and its label of the same name and type.
+    scored: DataFrame, champion: ModelVersion, label: FittedLabel, config: ScoreConfig, trusted: Sequence[str],
+    keep: Sequence[str],
+) -> tuple[DataFrame, FittedLabel]:  # fmt: skip
+    """Columns of the rows with the champion's predictions, and its label of the same name and type.
 
     Raises:
         BundleError: it predicts no such label.
@@ -254,7 +287,7 @@ def _with_champion(
             f"{label.type} {list(label.classes) or ''}"
         )
     names = output_names(labels, label, _CHAMPION)
-    return score(scored, bundle, output_columns=names, config=config, trusted=trusted), theirs
+    return score(scored, bundle, output_columns=names, keep=keep, config=config, trusted=trusted), theirs
 
 
 def output_names(labels: Labels, judged: FittedLabel, column: str) -> list[str]:
@@ -267,8 +300,10 @@ def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
         return selected(scored, columns).toArrow()
 
 
-def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
-    """The rows with group and label, and which columns are measured with."""
+def held_out(
+    rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int, raw: Sequence[str] = (), most_raw: int = 0
+) -> tuple[DataFrame, list[str]]:
+    """The rows with group and label, and which columns are measured with; ``raw`` of about so many rows as one."""
     from pyspark.sql import functions as F
 
     if count > label.most_measured:
@@ -278,7 +313,10 @@ def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
     slices = {f"__sparkdl_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
-    judging_columns = {"__sparkdl_group": group, "__sparkdl_label": encoded(label), **slices}
+    judging_columns = {"__sparkdl_group": group, LABEL: encoded(label), **slices}
+    if raw:
+        is_drawn = _is_drawn(rows, spec, "boosted", most_raw, min(count, label.most_measured))
+        judging_columns[RAW] = F.when(is_drawn, row_of(raw))
     last = [_LAST] if _LAST in rows.columns else []
     return rows.withColumns(judging_columns), list(dict.fromkeys([*judging_columns, *weight, *last]))
 
@@ -289,8 +327,16 @@ def drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int)
 
     if count <= most:
         return rows
-    slot = F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count))
-    return rows.withColumn(SLOT, slot).where(F.col(SLOT) < most).drop(SLOT)
+    return rows.withColumn(SLOT, _is_drawn(rows, spec, salt, most, count)).where(F.col(SLOT)).drop(SLOT)
+
+
+def _is_drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int) -> Column:
+    """Whether a row is among about ``most`` of ``count``."""
+    from pyspark.sql import functions as F
+
+    if count <= most:
+        return F.lit(True)
+    return F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count)) < most
 
 
 def _entity(spec: PipelineSpec) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from sparkdl.features.fitted import fit
 from sparkdl.features.statistics import statistics_of
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.work import boosting
+from sparkdl.pipeline.work.evaluate import CHALLENGER, RAW, Judged
 from sparkdl.pipeline.work.labels import FittedLabel
 
 LABELS = {
@@ -64,6 +65,23 @@ def test_trees_get_numbers_as_they_came_and_what_is_missing_or_unseen_as_missing
     assert shop in (1, 2, 3, 4)
     expected = [[1e9, shop, 1, 3, 1, 2], [nan, nan, nan, nan, nan, nan], [nan, nan, nan, 1, 3, nan]]
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_trees_are_measured_on_the_judging_rows_that_came_with_raw_columns(weight):
+    raw = pa.array(
+        [{"x": 1.0, "shop": "n"}, None, {"x": None, "shop": None}], pa.struct({"x": pa.float64(), "shop": pa.string()})
+    )
+    table = pa.table({"__sparkdl_label": [1.0, 2.0, 3.0], "w": [5, 6, 7], RAW: raw, CHALLENGER: [[0.1], [0.2], [0.3]]})
+    judging = Judged(table=table, labels={CHALLENGER: LABELS["regression"]})
+    measured = boosting._of_judged(judging, spec_of(more=f"weight: {weight}" if weight else ""))
+    assert measured.to_pydict() == {
+        "x": [1.0, None],
+        "shop": ["n", None],
+        "__sparkdl_label": [1.0, 3.0],
+        "__sparkdl_weight": [5, 7] if weight else [1.0, 1.0],
+        "__sparkdl_output": [[0.1], [0.3]],
+    }
 
 
 @pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])

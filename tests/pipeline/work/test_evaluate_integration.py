@@ -66,6 +66,23 @@ def test_a_column_of_the_user_is_judged_with_its_own_values(rows, name):
     assert name not in kept
 
 
+@pytest.mark.parametrize("most", [30, 12])
+def test_raw_columns_of_as_many_rows_as_trees_take_lie_beside_what_judges(rows, most):
+    """With names that are no names of SQL, and values that are missing."""
+    frame, table = rows
+    named = frame.withColumn("a.`b", F.col("sales"))
+    judging, kept = evaluate.held_out(named, spec_of(source="time: day"), LABELS.labels[0], 30, ["store", "a.`b"], most)
+    assert evaluate.RAW in kept
+    judged = judging.select(evaluate.RAW, evaluate.LABEL).toArrow()
+    drawn = judged.filter(judged[evaluate.RAW].is_valid())
+    assert drawn.num_rows == 30 if most == 30 else 4 < drawn.num_rows < 20
+    raw = [row[evaluate.RAW] for row in drawn.to_pylist()]
+    assert {name for row in raw for name in row} == {"store", "a.`b"}
+    np.testing.assert_allclose([row["a.`b"] for row in raw], drawn[evaluate.LABEL].to_numpy(), rtol=1e-6)
+    if most == 30:
+        assert sum(row["store"] is None or np.isnan(row["store"]) for row in raw) == table.store.isna().sum()
+
+
 def test_the_newest_training_label_of_the_same_key_is_beside_each_row(spark, rows):
     frame, table = rows
     held_out = spark.createDataFrame(pd.DataFrame({"store": [1.0, 2.0, None, 9.0], "x": [1, 2, 3, 4]}))
