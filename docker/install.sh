@@ -70,8 +70,11 @@ install_packages() {
     "${uv[@]}" "$wheel"
   fi
   "${pip[@]}" --no-build-isolation --editable "$root"
-  say "Archiving the classes that Spark loads"
+  say "Archiving the classes that Spark loads, and compiling the modules that a run imports"
+  "$venv/bin/python" -c 'import lightgbm, sparkdl.worker, sparkdl.pipeline.work.evaluate, sparkdl.pipeline.work.search' &
+  compiling=$! # uv leaves that to the first import: 3 s of a first run
   "$venv/bin/python" -m sparkdl.compat.java_classes >/dev/null || echo "Java starts without the archive." >&2
+  wait "$compiling" || echo "Modules are compiled when they are first imported." >&2
 }
 
 check_machine
