@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkdl.errors import SparkdlError
@@ -33,16 +34,22 @@ def run_side_by_side(tasks: Sequence[Callable[[], Value]], spark: SparkSession, 
     """Run tasks, ``width`` at a time; return what they return, in their order.
 
     Raises:
-        BaseException: the first of a task. Tasks that have begun end first, but where the user wants it to end now.
+        BaseException: the first of a task, in their order. Once one has failed, none begins any more; those that have
+            begun end first, but where the user wants it to end now.
     """
     if width <= 1:
         return [task() for task in tasks]
-    tag = f"sparkdl-fits-{uuid.uuid4().hex}"
+    tag, has_failed = f"sparkdl-fits-{uuid.uuid4().hex}", threading.Event()
 
     def tagged(task: Callable[[], Value]) -> Value:
+        if has_failed.is_set():
+            raise CancelledError
         spark.addTag(tag)
         try:
             return task()
+        except BaseException:
+            has_failed.set()
+            raise
         finally:
             spark.removeTag(tag)
 

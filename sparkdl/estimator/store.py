@@ -259,7 +259,7 @@ def FilesystemStore(prefix_path: str, **options: Any) -> Store:
     Raises:
         ConfigError: as ``Store.create``.
     """
-    is_local = not _has_scheme(prefix_path)
+    is_local = re.match(r"[a-z][a-z0-9+.-]*:", prefix_path) is None
     return _created("FilesystemStore", Path(prefix_path) if is_local else prefix_path, **options)
 
 
@@ -364,10 +364,6 @@ def _created(
         choices = ", ".join((*_OPTIONS, "storage_options"))
         raise ConfigError(f"{maker} takes no option {unknown[0]!r}: choose among {choices}")
     return _made(Storage.of(prefix_path, storage_options), **options)
-
-
-def _has_scheme(path: str) -> bool:
-    return re.match(r"[a-z][a-z0-9+.-]*:", path) is not None
 
 
 def _beside(root: Storage, path: str) -> Storage:

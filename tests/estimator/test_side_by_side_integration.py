@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 
 import pytest
 
@@ -39,3 +40,17 @@ def test_the_first_error_in_the_order_of_the_tasks_is_raised_once_the_others_hav
     with pytest.raises(DataError, match="the first"):
         run_side_by_side([fail_late, fail_early, count], spark, 3)
     assert counts == [5]
+
+
+def test_no_task_begins_once_one_has_failed(spark):
+    begun = []
+
+    def take_long():
+        time.sleep(1)
+
+    def fail():
+        raise DataError("the second")
+
+    with pytest.raises(DataError, match="the second"):
+        run_side_by_side([take_long, fail, *[lambda: begun.append(1)] * 50], spark, 2)
+    assert begun == []

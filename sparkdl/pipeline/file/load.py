@@ -345,7 +345,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
     source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
-    defaults = {place: f"{root}/{name}/{place}" for place in _PLACES if getattr(places, place) is None}
+    defaults = {kind: f"{root}/{name}/{kind}" for kind in _PLACES if getattr(places, kind) is None}
     places = structs.replace(places, **defaults)
     publish, score = _moved(spec.publish, ("registry",), folder), _moved(spec.score, ("target",), folder)
     publish = structs.replace(

@@ -6,7 +6,6 @@ its catalog alone.
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from sparkdl.pipeline.spec.base import count_of
 from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
-from sparkdl.tables.scan.read import FilePart, begin_of
+from sparkdl.tables.scan.read import begin_of
 from sparkdl.tables.table import Table
 
 SAMPLE_ROWS, _SAMPLE_BYTES = 100_000, 128 << 20
@@ -229,16 +228,8 @@ class DeltaRows(ParquetRows):
                 f"not looked at, since Spark alone reads what it maps inside: {', '.join(mapped_inside)}"
             )
         self._columns = [name for name in scan.schema.names if name not in mapped_inside]
-        self._hidden = sum(
-            int(np.unpackbits(np.frombuffer(zlib.decompress(packed), np.uint8)).sum())
-            for packed in scan.deleted.values()
-        )
-        self._part_by_file = {
-            scan.root.child(file.path).uri: FilePart(
-                file.path, file.bytes, 0, file.bytes, file.partition, scan.deleted.get(file.path)
-            )
-            for file in scan.files
-        }
+        self._hidden = scan.deleted_rows
+        self._part_by_file = {scan.root.child(file.path).uri: scan.part_of(file) for file in scan.files}
         self._files = list(self._part_by_file)
         self._scan = replace(scan, files=())  # whose tasks share out nothing
 

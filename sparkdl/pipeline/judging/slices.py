@@ -65,4 +65,4 @@ class Slices:
 
     def measure(self, rows: Rows) -> dict[str, Measured]:
         """The metrics of each slice, over the predictions of any model of the same rows."""
-        return {name: measure(rows.take(self.places == place)) for place, name in enumerate(self.names)}
+        return {name: measure(rows.take(self.places == position)) for position, name in enumerate(self.names)}

@@ -133,7 +133,7 @@ def judged(
         most_raw: of so many rows, about.
 
     Raises:
-        DataError: there are no rows, or predictions are missing.
+        SparkdlError: the challenger cannot be asked, or does not take the rows; see ``score``.
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
     frame, columns = held_out(rows, spec, label, count, raw, most_raw)
@@ -161,6 +161,9 @@ def evaluate(rows: Judged, spec: PipelineSpec, trained: Trained, count: int, see
         trained: the challenger.
         count: how many rows there were to draw them from.
         seen: why these rows cannot judge the champion, which stays.
+
+    Raises:
+        DataError: there are no rows, or predictions are missing.
     """
     table, label = rows.table, rows.labels[CHALLENGER]
     classes = list(dict.fromkeys(name for model_label in rows.labels.values() for name in model_label.classes))
@@ -247,10 +250,10 @@ def _calibrated(label: FittedLabel, rows: Rows, logits: Floats, temperature: flo
     """The calibration error of the model, and what it would be without its temperature."""
     if temperature is None:
         return None
-    before, after = (
+    uncalibrated, calibrated = (
         calibration_error(replace(rows, predictions=predicted(label, scale * logits))) for scale in (temperature, 1.0)
     )
-    return Calibrated(temperature=temperature, before=before, after=after)
+    return Calibrated(temperature=temperature, before=uncalibrated, after=calibrated)
 
 
 def _guessed(

@@ -161,8 +161,9 @@ class TrialSearch:
         """Keep what a trial came to in the end."""
         self._receipts.keep("trial", key, tried)
         with self._noting:
-            before, self._noted_at = self._noted_at, time.perf_counter()
-            self._run.note(StepNote(name="trial", key=key, kept=False, seconds=self._noted_at - before))
+            now = time.perf_counter()
+            self._run.note(StepNote(name="trial", key=key, kept=False, seconds=now - self._noted_at))
+            self._noted_at = now
 
     def _file_of(self, key: str) -> PipelineSpec:
         """The file of one trial, which runs on as many ranks as it says, or one, and with the metric that judges it.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -62,6 +63,16 @@ class TableScan:
     files: tuple[TableFile, ...]
     skipped: int
     deleted: Mapping[str, bytes] = field(repr=False)
+
+    @property
+    def deleted_rows(self) -> int:
+        """How many rows of the files are deleted."""
+        bits = (np.frombuffer(zlib.decompress(packed), np.uint8) for packed in self.deleted.values())
+        return sum(int(np.unpackbits(of_file).sum()) for of_file in bits)
+
+    def part_of(self, file: TableFile) -> FilePart:
+        """One of the files as a single part."""
+        return FilePart(file.path, file.bytes, 0, file.bytes, file.partition, self.deleted.get(file.path))
 
     def task(self, columns: Sequence[str], *, slots: int, batch_rows: int) -> ScanTask:
         """What workers do to read these columns.
