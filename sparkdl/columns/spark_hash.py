@@ -63,7 +63,7 @@ def _hashed(array: pa.Array, seeds: Hashes) -> Hashes:
     """The hash of each value, whatever lies below a null."""
     kind = array.type
     if pa.types.is_boolean(kind):
-        return _word(seeds, to_numpy(array.cast(pa.uint8()).fill_null(0)), 4)
+        return _hashed(array.cast(pa.int8()), seeds)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return _texts(array, np.int32, seeds)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):

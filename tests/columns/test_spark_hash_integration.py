@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -79,3 +81,15 @@ def test_it_knows_these_types(kind):
 )  # fmt: skip
 def test_it_says_what_it_does_not_know(kind):
     assert not hashes_as_spark(kind)
+
+
+def test_workers_hash_without_pandas():
+    program = (
+        "import sys, pyarrow as pa; from sparkdl.columns.numpy_arrow import from_values; "
+        "from sparkdl.columns.spark_hash import xxhash64; "
+        "values = {pa.bool_(): True, pa.int64(): 1, pa.float64(): 1.5, pa.string(): 'a'}; "
+        "xxhash64([from_values([value, None], kind) for kind, value in values.items()], 2); "
+        "print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
