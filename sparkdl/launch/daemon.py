@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from sparkdl.compat.garbage import freeze
+from sparkdl.compat.spark_archives import leave_spark_archives
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "horovod.torch", "sparkdl.launch.rank.rank")
 
@@ -54,6 +55,7 @@ def main() -> None:
     # Spark talks to the daemon over stdout from its first byte on: what an import prints must not get there.
     to_spark = os.dup(1)
     os.dup2(2, 1)
+    leave_spark_archives()
     try:
         preload(os.environ.get("SPARKDL_PRELOAD"))
     finally:
