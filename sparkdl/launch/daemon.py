@@ -40,6 +40,23 @@ def _running_threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else 0
 
 
+def preload_after_first_fork(names: str) -> None:
+    """Import ``names`` in this daemon once its first worker is born, which therefore lacks them.
+
+    While a daemon starts, until it has answered with its first worker, its executor holds a lock that every task needs
+    which is to get a Python worker, of whatever daemon (``SparkEnv.createPythonWorker`` of Spark 4.2). A daemon that
+    imports torch after that answer does not stop the work beside it.
+    """
+    daemon, waiting = os.getpid(), [names]
+
+    def load() -> None:
+        if waiting and os.getpid() == daemon:
+            preload(waiting.pop())
+            freeze()
+
+    os.register_at_fork(after_in_parent=load)
+
+
 def main() -> None:
     """Load the modules, then be Spark's own daemon.
 
@@ -50,7 +67,8 @@ def main() -> None:
 
     for which the module must be importable on the executors. The variable SPARKDL_PRELOAD says which modules are
     loaded, a list with commas (``spark.executorEnv.SPARKDL_PRELOAD``); the default is every module of DEFAULT_PRELOAD
-    that is installed. A session's other Python work gets the same workers, which share the loaded pages.
+    that is installed. A session's other Python work gets the same workers, which share the loaded pages. What
+    SPARKDL_PRELOAD_LATER names is loaded once the first worker has been born.
     """
     # Spark talks to the daemon over stdout from its first byte on: what an import prints must not get there.
     to_spark = os.dup(1)
@@ -64,6 +82,8 @@ def main() -> None:
         os.close(to_spark)
     # Spark collects garbage in the worker after every task; what is loaded now need not be looked at each time.
     freeze()
+    if later := os.environ.get("SPARKDL_PRELOAD_LATER"):
+        preload_after_first_fork(later)
     from pyspark.daemon import manager
 
     manager()

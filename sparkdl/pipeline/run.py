@@ -18,7 +18,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.code import code_folder
-from sparkdl.pipeline.session import code_for_workers, open_session, torch_for_workers
+from sparkdl.pipeline.session import code_for_workers, open_session, start_torch_daemon, torch_for_workers
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOADING_SECONDS = 30.0
+_OF_PYSPARK = "pandas", "pyspark.sql.functions"
+"""What pyspark imports once Java answers: before that there is time for it."""
 _HEAVY = "sparkdl.pipeline.work.search", "sparkdl.pipeline.work.evaluate"
-"""What makes models and predictions; torch comes with it."""
+"""What makes models and predictions; torch comes with it, and Java would wait for its imports while a session opens."""
 _LIBRARIES = ("sparkdl", "pyspark", "torch", "horovod", "pyarrow", "deltalake", "numpy")
 
 
@@ -69,13 +71,15 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
         else:
             if spark is None:  # else ingestion does, with what Spark knows
                 check_source(run.project, run.snapshot)
-            with _loading(*_HEAVY) as loading, lease(run.project.runs.child("leases"), run.run_id) as run_lease:
+            with lease(run.project.runs.child("leases"), run.run_id) as run_lease:
                 filesystem = default_filesystem()
-                session = spark or open_session(spec, run.snapshot.bytes)
+                with _loading(*_OF_PYSPARK):
+                    session = spark or open_session(spec, run.snapshot.bytes)
                 check_plain_paths(spec, filesystem)
                 run.hold(run_lease)
-                loading.join()
-                with interrupts_between_calls(session), code_for_workers(session, spec):
+                with _loading(*_HEAVY), interrupts_between_calls(session), code_for_workers(session, spec):
+                    if any(step.loads_torch for step in steps):
+                        start_torch_daemon(session)
                     check_places({"places.tables": Storage.of(str(spec.places.tables))}, session)
                     record.model["before"] = run.champion_version()
                     _make_what_is_stale(steps, run, session)
@@ -249,7 +253,7 @@ def _commit(code: str) -> dict[str, str]:
 
 @contextmanager
 def _loading(*modules: str) -> Iterator[threading.Thread]:
-    """Import modules, torch with them, beside the block, in which Java starts.
+    """Import modules beside the block.
 
     An interrupt that comes while this thread imports something can leave Python's import lock taken, and the other one
     waiting for it: so that is waited for only so long, and does not keep the interpreter from ending.

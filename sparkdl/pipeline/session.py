@@ -62,6 +62,7 @@ _TOLD = ("spark.master", "spark.driver.memory", "spark.sql.session.timeZone")
 """Those of our own settings that the log names."""
 Layer = tuple[str, Mapping[str, str]]
 _PRELOAD = "SPARKDL_PRELOAD"
+_PRELOAD_LATER = "SPARKDL_PRELOAD_LATER"
 _ETL_PRELOAD = "pyspark.worker"
 """What workers have loaded when they are born, until torch is needed: ETL does not wait for its import."""
 
@@ -211,24 +212,39 @@ def torch_for_workers(spark: SparkSession) -> None:
     """
     environment = _environment(spark)
     if environment.get(_PRELOAD) == _ETL_PRELOAD:
-        preload = [name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0])]
-        environment[_PRELOAD] = ",".join(preload)
+        modules = ",".join(name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0]))
+        environment[_PRELOAD_LATER if _is_local(spark) else _PRELOAD] = modules
 
 
 def start_torch_daemon(spark: SparkSession) -> None:
-    """Start the daemon of ``torch_for_workers``, which takes seconds, beside work that keeps its own workers."""
+    """Start the daemon of ``torch_for_workers`` on this machine beside other work, since loading torch takes seconds.
+
+    On a cluster it starts with its first worker, on each executor.
+    """
     environment = _environment(spark)
-    if environment.get(_PRELOAD) != _ETL_PRELOAD:
+    if environment.get(_PRELOAD) != _ETL_PRELOAD or not _is_local(spark):
         return
+
+    def twice(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield from (batch, batch)
+
     torch_for_workers(spark)
-    frame = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id long")  # keeps the variables of now
-    environment[_PRELOAD] = _ETL_PRELOAD
+    # It keeps the variables of now. Its worker, born before torch is loaded, ends with it: who has a row reads no more,
+    # and Spark keeps those workers alone that it has read to the end.
+    first_row = spark.range(0, 1, 1, 1).mapInArrow(twice, "id long").limit(1)
+    del environment[_PRELOAD_LATER]
 
     def work() -> None:
         with suppress(Exception):  # the session may be stopped meanwhile; whoever needs the workers is told
-            frame.collect()
+            first_row.collect()
 
     threading.Thread(target=work, daemon=True).start()
+
+
+def _is_local(spark: SparkSession) -> bool:
+    """Whether workers are born on this machine, all by one process of Java's."""
+    return str(spark.sparkContext.master).partition("[")[0] == "local"
 
 
 def _environment(spark: SparkSession) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -53,6 +54,33 @@ def test_workers_of_etl_do_not_wait_for_torch_and_those_of_a_training_have_it(sp
     assert modules_of_a_worker(spark) == {"pyspark.worker"}, "it is loaded beside the work that follows"
     torch_for_workers(spark)
     assert modules_of_a_worker(spark) == {"torch", "pyspark.worker"}
+
+
+def test_work_goes_on_while_the_daemon_loads_what_a_training_needs(spark, monkeypatch, tmp_path):
+    """Spark lets no task have a worker while a daemon starts: this one answers first, and loads then."""
+    go, loaded = tmp_path / "go", "slow_to_load_in_workers"
+    (tmp_path / f"{loaded}.py").write_text(
+        f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists():\n    time.sleep(.02)\n"
+    )
+    environment = spark.sparkContext.environment
+    monkeypatch.setattr("sparkdl.pipeline.session.DEFAULT_PRELOAD", (loaded,))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setitem(environment, "SPARKDL_PRELOAD", "pyspark.worker")
+    monkeypatch.setitem(environment, "SPARKDL_PRELOAD_LATER", "")
+
+    def has_it(batches):
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"id": [loaded in sys.modules] * len(batch)})
+
+    start_torch_daemon(spark)
+    for _ in range(3):
+        assert spark.range(0, 2, 1, 2).mapInArrow(has_it, "id boolean").collect() == [(False,), (False,)]
+    go.touch()
+    torch_for_workers(spark)
+    assert spark.range(0, 2, 1, 2).mapInArrow(has_it, "id boolean").collect() == [(True,), (True,)]
 
 
 @pytest.mark.parametrize("chosen", [None, "json"])

@@ -61,10 +61,8 @@ class FeaturesStep(LearningStep):
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> FittedFeatures:
         """Fit them, or take the champion's."""
-        from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import champions_features, fit_features
 
-        start_torch_daemon(spark)  # a training follows
         champion = run.champion() if run.spec.train.start == "champion" else None
         if champion is not None:
             features, labels = champions_features(run.spec, champion)

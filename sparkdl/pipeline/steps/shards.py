@@ -46,11 +46,8 @@ class ShardsStep(LearningStep):
 
     def result_of(self, run: Run, spark: SparkSession, parts: Parts, key: str) -> Shards:
         """Cut them."""
-        from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import cut_shards
 
-        if "features" not in run.made:  # else that step has done so
-            start_torch_daemon(spark)  # a training follows
         features, labels, _ = features_of(run, parts)
         windows: dict[Part, tuple[str, ...]] = {"train": parts.train, "validate": parts.validate}
         return cut_shards(run.project, run.clean_to_divide(spark), windows, features, labels, key, run.check_lease)
