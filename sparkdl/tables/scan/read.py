@@ -114,15 +114,16 @@ class ScanTask:
 
     def _stored(self, uri: str, parquet: pq.ParquetFile) -> dict[str, str]:
         """The columns that a file has of those that are needed, by their names in the table."""
-        stored_names = {name.lower(): name for name in parquet.schema_arrow.names}  # as Spark finds them
-        stored_names |= {name: name for name in parquet.schema_arrow.names}
+        schema = parquet.schema_arrow
+        stored_names = {name.lower(): name for name in schema.names}  # as Spark finds them
+        stored_names |= {name: name for name in schema.names}
         needed = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
         columns = {}
         for name in needed:
             inside = self.names[name]
             if name not in self.layout and (inside in stored_names or inside.lower() in stored_names):
                 columns[name] = stored_names.get(inside, stored_names.get(inside.lower(), ""))
-        _check_calendar(uri, parquet, columns.values())
+        _check_calendar(uri, parquet.metadata.metadata or {}, [schema.field(name) for name in columns.values()])
         return columns
 
     def _given(
@@ -204,10 +205,10 @@ def _unpacked_bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.n
     return np.pad(bits, (0, count - len(bits)))
 
 
-def _check_calendar(uri: str, parquet: pq.ParquetFile, columns: Iterable[str]) -> None:
+def _check_calendar(uri: str, marks: Mapping[bytes, bytes], fields: Iterable[pa.Field]) -> None:
     """Refuse times that Spark wrote in the calendar of before 1582, which it alone turns into today's."""
-    calendar_marks = [name.decode() for name in _OLD_CALENDAR if name in (parquet.metadata.metadata or {})]
-    times = [name for name in columns if pa.types.is_temporal(parquet.schema_arrow.field(name).type)]
+    calendar_marks = [name.decode() for name in _OLD_CALENDAR if name in marks]
+    times = [field.name for field in fields if pa.types.is_temporal(field.type)]
     if calendar_marks and times:
         raise DataError(
             f"the file {uri} holds {times} in the calendar of before 1582 ({calendar_marks[0]}): write it again "
