@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
-from sparkdl.columns.numpy_arrow import from_numpy
+from sparkdl.columns.numpy_arrow import from_numpy, from_values
 from sparkdl.columns.spark_hash import hashes_as_spark, xxhash64
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.expect import OWN, SLOT, columns_of, content_hash
@@ -274,7 +274,7 @@ class HashParts:
                 numbers[(first <= slots) & (slots <= last)] = number
             rows = batch.select(columns)
             if name is not None:
-                parts = pa.array(self.slots, pa.string()).take(from_numpy(np.maximum(numbers, 0)))
+                parts = from_values([*self.slots], pa.string()).take(from_numpy(np.maximum(numbers, 0)))
                 rows = rows.append_column(name, parts)
             rows = rows.filter(from_numpy(numbers >= 0))
             if rows.num_rows:
