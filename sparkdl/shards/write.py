@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from sparkdl.columns.names import check_names, folded, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import tensor_kind
+from sparkdl.compat.column_names import Task
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ShardConfig
@@ -35,6 +37,21 @@ from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, check_places
 
 _HELD_OUT = "__sparkdl_held_out"
+
+
+class TaskRows(Protocol):
+    """Rows that tasks read from files themselves, so that they never enter the JVM."""
+
+    @property
+    def spark(self) -> Any:
+        """The session whose tasks these are."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows: what ``Layout.prepare`` reads, the labels, and the mark of ``write_split`` at the end."""
+
+    def reports(self, task: Task) -> list[bytes]:
+        """What ``task`` gives of the rows that one Spark task reads, a batch of one binary value, from each of them."""
 
 
 def write_shards(
@@ -90,7 +107,7 @@ def write_shards(
 
 
 def write_split(
-    df: DataFrame,
+    df: DataFrame | TaskRows,
     held_out: str,
     uris: tuple[str | Storage, str | Storage],
     *,
@@ -105,7 +122,7 @@ def write_split(
     """Write the rows of a DataFrame as two shard sets, in one reading of it.
 
     Args:
-        df: the rows; string columns share one dictionary.
+        df: the rows; string columns share one dictionary. ``TaskRows`` need ``layout.prepare``.
         held_out: the column, true of rows of the second set, false of those of the first, null of those of neither.
         uris: of both sets' directories.
         columns: those to write, beside labels; None where ``layout.prepare`` names them.
@@ -124,8 +141,12 @@ def write_split(
         SchemaError, DataError, ConflictError, StorageError: as ``write_shards``.
     """
     layout = layout.of_prepared(columns)
-    use_drivers_python(df.sparkSession)
-    planned = schema, tensors = _planned(df, columns, labels, layout)
+    if isinstance(df, DataFrame):
+        use_drivers_python(df.sparkSession)
+        schema, tensors = _planned(df, columns, labels, layout)
+    else:
+        schema = df.schema
+        tensors = plan_tensors(layout.schema_of_prepared(schema, labels), columns=columns, labels=labels, layout=layout)
     transactions = [
         Transaction(
             uri,
@@ -141,12 +162,13 @@ def write_split(
     existing = [manifest for transaction in transactions if (manifest := transaction.existing()) is not None]
     if len(existing) == len(transactions):
         return [*existing]
-    marked = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
-    return _written(marked, transactions, planned, labels, config, [_HELD_OUT])
+    if isinstance(df, DataFrame):
+        df = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
+    return _written(df, transactions, (schema, tensors), labels, config, [_HELD_OUT])
 
 
 def _written(
-    df: DataFrame,
+    df: DataFrame | TaskRows,
     transactions: Sequence[Transaction],
     planned: tuple[pa.Schema, tuple[TensorSpec, ...]],
     labels: Sequence[str],
@@ -165,24 +187,26 @@ def _written(
     them out.
     """
     (schema, tensors), layout = planned, transactions[0].layout
-    check_places({"shards": transactions[0].root}, df.sparkSession)
+    session = df.sparkSession if isinstance(df, DataFrame) else df.spark
+    check_places({"shards": transactions[0].root}, session)
     strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
     with ExitStack() as open_transactions, span("write_shards"):
         for transaction in transactions:
             open_transactions.enter_context(transaction)
-        values = _distinct(df, strings, config.max_dictionary_values) if strings else {}
+        values = _distinct(df, strings, config.max_dictionary_values) if strings and isinstance(df, DataFrame) else {}
         tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
-        if layout.prepare is None:
+        packed: tuple[str, ...] = ()
+        if not isinstance(df, DataFrame):
+            reports_of = df.reports
+        elif layout.prepare is None:
             chosen, packed = _packed_columns(schema, tensors, cases=tells_cases_apart(df))
-            rows = df.select(*chosen, *mark)
+            reports_of = partial(_reports, df.select(*chosen, *mark), config.repartition)
         else:
-            packed = ()
             rows = selected(df, dict.fromkeys([*layout.prepare.columns, *labels, *mark]))
-        if config.repartition is not None:
-            rows = rows.repartition(config.repartition)
+            reports_of = partial(_reports, rows, config.repartition)
         targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
-        task = _WriteTask(targets, tensors, config, packed, layout.prepare)
-        tasks = _run(rows, task)
+        with task_errors():
+            tasks = _decoded(reports_of(_WriteTask(targets, tensors, config, packed, layout.prepare)))
         by_set = [
             [PartReport.from_json(task_report["sets"][number]) for task_report in tasks]
             for number in range(len(transactions))
@@ -193,7 +217,7 @@ def _written(
             for transaction, reports in zip(transactions, by_set, strict=True):
                 with suppress(NoRowsError):
                     plans[transaction] = transaction.spreading(reports, tensors, strings)
-            shards = dict(zip(plans, spread(list(plans.values()), _stage_of(df.sparkSession)), strict=True))
+            shards = dict(zip(plans, spread(list(plans.values()), _stage_of(session)), strict=True))
         written: list[Manifest | NoRowsError] = []
         for transaction, reports in zip(transactions, by_set, strict=True):
             try:
@@ -279,8 +303,16 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
         SparkdlError: of the type that a task raised, once Spark had retried it in vain.
     """
     with task_errors():
-        rows = map_columns(df, task, "report binary").collect()
-    return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
+        return _decoded(_reports(df, None, task))
+
+
+def _reports(df: DataFrame, partitions: int | None, task: Any) -> list[bytes]:
+    rows = df if partitions is None else df.repartition(partitions)
+    return [bytes(row["report"]) for row in map_columns(rows, task, "report binary").collect()]
+
+
+def _decoded(reports: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(zlib.decompress(report)) for report in reports]
 
 
 def _stage_of(session: Any) -> Stage:

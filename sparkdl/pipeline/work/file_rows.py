@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from sparkdl.features.spec import Image
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import SLOT
 from sparkdl.pipeline.rows.parts import PART, HashParts, hash_parts, hashes_rows, rows_of, rows_of_parts
-from sparkdl.pipeline.spec import TimeSplit
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.windows import WINDOW, Part
 from sparkdl.tables.scan.plan import TableScan, Where, tasks_at_once
@@ -90,18 +91,27 @@ class FileRows:
 def part_files(project: Project, part: Part, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
     """The labelled rows of a part, as workers read them from files; None where Spark alone can, or does so sooner.
 
-    Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
-
     Args:
         project: the pipeline.
         part: which.
         windows: of that part, or some of them.
         spark: whose workers read.
     """
-    if any(isinstance(options, Image) for options in project.spec.features.values()):
+    if _has_images(project.spec):
         return None
     where = [(WINDOW, "in", windows), *((name, "is not", None) for name in project.spec.label)]
     return _file_rows(project, [part], where, spark)
+
+
+def parts_files(project: Project, windows: Mapping[Part, Sequence[str]], spark: SparkSession) -> FileRows | None:
+    """The rows of several parts, as ``part_files`` has those of one, with and without labels.
+
+    Where windows make the parts these tell of which a row is, else the column that ``FileRows.map`` adds.
+    """
+    in_windows = list(map(tuple, windows.values()))
+    if _has_images(project.spec) or not (isinstance(project.spec.split, TimeSplit) or len(set(in_windows)) == 1):
+        return None
+    return _file_rows(project, list(windows), [(WINDOW, "in", list(dict.fromkeys(chain(*in_windows))))], spark)
 
 
 def part_frame(
@@ -133,6 +143,11 @@ def part_frame(
     if len(windows) > 1:
         schema, part_column = schema.add(PART, "string"), PART
     return files.map(names, [], schema, part_column)
+
+
+def _has_images(spec: PipelineSpec) -> bool:
+    """Whether pictures are read, of which a batch of files' rows would not fit into memory."""
+    return any(isinstance(options, Image) for options in spec.features.values())
 
 
 def _file_rows(project: Project, parts: Sequence[Part], where: Where, spark: SparkSession) -> FileRows | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import from_values
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.folder import BundleInfo
@@ -156,7 +157,7 @@ def encoded(label: FittedLabel) -> Column:
     return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
 
 
-def encoded_values(label: FittedLabel, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def encoded_values(label: FittedLabel, values: pa.Array | pa.ChunkedArray) -> Any:
     """The numbers of ``encoded`` as doubles, of rows that never entered Spark; None where only Spark can tell."""
     kind = values.type
     if label.type == "regression":
@@ -164,10 +165,10 @@ def encoded_values(label: FittedLabel, values: pa.ChunkedArray) -> pa.ChunkedArr
         return None if numbers is None else numbers.cast(pa.float32(), safe=False).cast(pa.float64())
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)):
         return None  # Spark writes a fraction as Java does
-    return pc.index_in(values.cast(pa.string()), value_set=pa.array(label.classes, pa.string())).cast(pa.float64())
+    return pc.index_in(values.cast(pa.string()), value_set=from_values(label.classes, pa.string())).cast(pa.float64())
 
 
-def as_doubles(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def as_doubles(values: pa.Array | pa.ChunkedArray) -> Any:
     """Numbers as Spark casts them to double; None of types that only Spark casts."""
     kind = values.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)

@@ -40,15 +40,14 @@ from sparkdl.pipeline.work.labels import (
     labels_of,
     same_label,
 )
+from sparkdl.pipeline.work.shard_rows import VALIDATES, shard_rows
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_split
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_VALIDATES = "__sparkdl_validates"
+    from pyspark.sql import DataFrame, Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,38 +163,35 @@ def cut_shards(
         DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
     spec, table, parts = project.spec, project.table("clean"), list(windows)
     weight = [spec.weight] if spec.weight else []
-    rows = part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
-    observation = Observation()
-    observed_rows = rows.observe(observation, *label_totals(labels, spec.weight, parts))
-    labelled_rows = labelled(observed_rows, labels.names)
-    raw = [name for name in features.columns if name not in labels.names]
-    numbers = {label.name: encoded(label) for label in labels}
-    numbers |= {name: F.col(quoted(name)).try_cast("float") for name in weight}
+
+    def rows_of_spark() -> DataFrame:
+        return part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
+
+    rows_of_files = shard_rows(project, windows, features, labels, clean.sparkSession)
+    if rows_of_files is None:
+        rows, observation = _marked(rows_of_spark(), features, labels, spec.weight, parts)
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
-        partitions *= spec.train.num_proc or slots_of(rows.sparkSession)
+        partitions *= spec.train.num_proc or slots_of(clean.sparkSession)
     version = str(table.version())
     train, validate = (
         ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
     )
-    marked = labelled_rows.withColumns({**numbers, _VALIDATES: F.col(PART) == "validate"})
     config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions)
     counts = None
 
     def check_before_commit() -> None:
         nonlocal counts
-        counts = check_totals(observation.get, labels, spec.weight, parts)
+        totals = observation.get if rows_of_files is None else rows_of_files.totals
+        counts = check_totals(totals, labels, spec.weight, parts)
         before_commit()
 
     try:
         written = write_split(
-            selected(marked, [*raw, *numbers, _VALIDATES]),
-            _VALIDATES,
+            rows if rows_of_files is None else rows_of_files,
+            VALIDATES,
             (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
             labels=[*labels.names, *weight],
             layout=Layout(prepare=features),
@@ -210,13 +206,13 @@ def cut_shards(
                 raise manifest
             manifests.append(manifest)
     except (DataError, SchemaError):
-        check_labels(rows, labels, spec.weight, parts)  # tells more of labels and weights
+        check_labels(rows_of_spark(), labels, spec.weight, parts)  # tells more of labels and weights
         raise
     train_set, validation_set = manifests
     observed = None if counts is None else (counts["train"].labelled, counts["validate"].labelled)
     if counts is None or observed != (train_set.rows, validation_set.rows):
         # an earlier run, that was killed, wrote both sets; or Spark ran a stage twice, which counts twice
-        counts = check_labels(rows, labels, spec.weight, parts)
+        counts = check_labels(rows_of_spark(), labels, spec.weight, parts)
     return Shards(
         train=train_set.uri,
         validate=validation_set.uri,
@@ -225,3 +221,20 @@ def cut_shards(
         train_unlabelled=counts["train"].unlabelled,
         validate_unlabelled=counts["validate"].unlabelled,
     )
+
+
+def _marked(
+    rows: DataFrame, features: Features, labels: Labels, weight: str | None, parts: Sequence[Part]
+) -> tuple[DataFrame, Observation]:
+    """The labelled rows as ``write_split`` takes them, and their ``label_totals`` once they have been read."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    observation = Observation()
+    labelled_rows = labelled(rows.observe(observation, *label_totals(labels, weight, parts)), labels.names)
+    numbers = {label.name: encoded(label) for label in labels}
+    if weight is not None:
+        numbers[weight] = F.col(quoted(weight)).try_cast("float")
+    raw = [name for name in features.columns if name not in labels.names]
+    marked = labelled_rows.withColumns({**numbers, VALIDATES: F.col(PART) == "validate"})
+    return selected(marked, [*raw, *numbers, VALIDATES]), observation
