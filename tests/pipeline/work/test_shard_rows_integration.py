@@ -1,0 +1,167 @@
+"""Workers that read the rows of shards themselves hand on those that Spark would, and count them alike."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.columns.numpy_arrow import one_value
+from sparkdl.errors import DataError
+from sparkdl.features.fitted import fit
+from sparkdl.features.spec import Category, Number
+from sparkdl.features.statistics import statistics_of
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import PART, rows_of_parts
+from sparkdl.pipeline.windows import WINDOW
+from sparkdl.pipeline.work import file_rows
+from sparkdl.pipeline.work.labels import FittedLabel, Labels
+from sparkdl.pipeline.work.prepare import _marked
+from sparkdl.pipeline.work.shard_rows import VALIDATES, _LabelledRows, shard_rows
+from sparkdl.tables.table import Table
+
+COLUMNS = (
+    "IF(id % 7 = 0, NULL, id) AS x",
+    "IF(id % 11 = 0, NULL, id % 2 = 0) AS y",
+    "CAST(IF(id % 5 = 0, 'NaN', id / 3) AS DOUBLE) AS `a.b`",
+    "CAST(id AS FLOAT) AS single",
+    "IF(id % 13 = 0, NULL, CAST(id % 4 AS BYTE)) AS byte",
+    "concat('row ', repeat('x', CAST(id % 3 AS INT))) AS text",
+    "'light' AS note",
+    "id % 2 = 0 AS even",
+    f"IF(id % 3 = 0, 'one', 'two') AS {WINDOW}",
+)
+HASH = "split={by: hash, train: 0.5, validate: 0.2, score: 0.3}"
+GROUP = "split={by: hash, group: x, train: 0.5, validate: 0.2, score: 0.3}"
+TIME = "split={by: time, train: 1 day, validate: 1 day}"
+BOTH = {"train": ["one", "two"], "validate": ["one", "two"]}
+DAYS = {"train": ["one"], "validate": ["two"]}
+OPTIONS = {"x": Number(), "odd": Number(column="a.b"), "kind": Category(column="text")}
+FLAG = FittedLabel(name="y", type="binary", classes=("true", "false"))
+WHOLE = FittedLabel(name="byte", type="multiclass", classes=("3", "0", "2", "1"))
+TEXT = FittedLabel(name="text", type="multiclass", classes=("row x", "row ", "row xx"))
+AMOUNT = FittedLabel(name="single", type="regression")
+
+
+@pytest.fixture(scope="module")
+def table(spark, tmp_path_factory):
+    table = Table(str(tmp_path_factory.mktemp("rows") / "clean"))
+    table.write(spark.range(0, 900, 1, 3).selectExpr(*COLUMNS), partition_by=[WINDOW])
+    return table
+
+
+@pytest.fixture(scope="module")
+def features(spark, table):
+    return fit(OPTIONS, statistics_of(table.read(spark).toArrow(), OPTIONS))
+
+
+@pytest.fixture(autouse=True)
+def small_files_are_worth_it(monkeypatch):
+    monkeypatch.setattr(file_rows, "LEAST_BYTES", 0)
+
+
+def project_of(table, *overrides):
+    text = (
+        "source: {kind: parquet, path: /none, partition: p}\nfeatures: {x: number, odd: {type: number, column: a.b}, "
+        "kind: {type: category, column: text}}\nlabel: {y: binary}\n"
+    )
+    return SimpleNamespace(spec=loads(text, list(overrides)).spec, table={"clean": table}.__getitem__)
+
+
+def told(batches):
+    """A task that tells all its rows."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    yield pa.RecordBatch.from_arrays([one_value(pickle.dumps(rows))], ["report"])
+
+
+@pytest.mark.parametrize(
+    ("split", "windows", "labels", "weight"),
+    [
+        (HASH, BOTH, [FLAG], None),
+        (HASH, BOTH, [FLAG, WHOLE], "single"),
+        (HASH, BOTH, [TEXT], "byte"),
+        (HASH, BOTH, [AMOUNT], "even"),
+        (GROUP, BOTH, [FLAG, WHOLE], "single"),
+        (TIME, DAYS, [AMOUNT, FLAG], None),
+        (TIME, DAYS, [FLAG, WHOLE], "single"),
+    ],
+    ids=["booleans", "two, weighed", "bad weights", "weighed by booleans", "groups", "days", "days, weighed"],
+)
+def test_the_rows_and_their_totals_are_sparks(spark, table, features, split, windows, labels, weight):
+    of_labels, parts = Labels(labels=tuple(labels)), ["train", "validate"]
+    project = project_of(table, split, *([f"weight={weight}"] if weight else []))
+    rows = rows_of_parts(table.read(spark), project.spec, windows)
+    of_spark, observation = _marked(rows, features, of_labels, weight, parts)
+    of_files = shard_rows(project, windows, features, of_labels, spark)
+    if weight == "byte":  # which is missing in some rows
+        with pytest.raises(Exception, match="column 'byte' holds no finite float32"):
+            of_files.reports(told)
+        return
+    found = [row for report in of_files.reports(told) for row in pickle.loads(report)]
+    expected = [row.asDict() for row in of_spark.collect() if row[VALIDATES] is not None]
+    assert Counter(map(str, map(dict.items, map(sorted_row, found)))) == Counter(
+        map(str, map(dict.items, map(sorted_row, expected)))
+    )
+    assert len({row[VALIDATES] for row in found}) == 2
+    totals = {name: value for name, value in observation.get.items() if value}
+    assert {name: value for name, value in of_files.totals.items() if value} == totals
+
+
+def sorted_row(row):
+    return dict(sorted(row.items()))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"y": ["true", "maybe"]}, "column 'y' holds no finite float32, or no class that training saw"),
+        ({"w": [1.0, float("nan")]}, "column 'w' holds no finite float32"),
+        ({"w": [1.0, None]}, "column 'w' holds no finite float32"),
+        ({"w": [1.0, -1.0]}, "weight 'w' is negative"),
+    ],
+    ids=["class", "nan", "missing", "negative"],
+)
+def test_what_no_loss_takes_is_refused(column, message):
+    label = FittedLabel(name="y", type="binary", classes=("false", "true"))
+    schema = pa.schema([("y", pa.float32()), ("w", pa.float32()), (VALIDATES, pa.bool_())])
+    rows = {"y": ["true", "false"], "w": [1.0, 0.0], PART: ["train", "validate"]}
+    task = _LabelledRows(told, schema, Labels(labels=(label,)), "w", None)
+    [report] = task([pa.RecordBatch.from_pydict(rows)])
+    assert pickle.loads(report.column(0)[0].as_py()) == [
+        {"y": 1.0, "w": 1.0, VALIDATES: False}, {"y": 0.0, "w": 0.0, VALIDATES: True},
+    ]  # fmt: skip
+    assert json.loads(report.column(1)[0].as_py()) == {
+        "train rows": 1, "train labelled": 1, "train most weight": 1.0,
+        "validate rows": 1, "validate labelled": 1, "validate most weight": 0.0,
+    }  # fmt: skip
+    with pytest.raises(DataError, match=message):
+        list(task([pa.RecordBatch.from_pydict(rows | column)]))
+    unlabelled = rows | column | {"y": [None, None]}
+    [report] = task([pa.RecordBatch.from_pydict(unlabelled, pa.schema([("y", pa.string()), *typed(unlabelled)]))])
+    assert pickle.loads(report.column(0)[0].as_py()) == []
+
+
+def typed(rows):
+    return [("w", pa.float64()), (PART, pa.string())]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "windows", "labels"),
+    [
+        (["train.spread_rows=false"], BOTH, [FLAG]),
+        (["train.partitions_per_process=2"], BOTH, [FLAG]),
+        (["weight=note"], BOTH, [FLAG]),
+        ([], DAYS, [FLAG]),
+        ([], BOTH, [FittedLabel(name="single", type="multiclass", classes=("1.0", "2.0"))]),
+        ([], BOTH, [FittedLabel(name="gone", type="regression")]),
+    ],
+    ids=["order", "partitions", "weight", "windows", "fractions", "missing"],
+)
+def test_spark_keeps_what_it_alone_can_do(spark, table, features, overrides, windows, labels):
+    project = project_of(table, HASH, *overrides)
+    assert shard_rows(project_of(table, HASH), BOTH, features, Labels(labels=(FLAG,)), spark) is not None
+    assert shard_rows(project, windows, features, Labels(labels=tuple(labels)), spark) is None
