@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from sparkdl.columns.numpy_arrow import from_numpy, from_values
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.worker_errors import encodable_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.storage import RangeReader, Storage, storage_errors
@@ -178,7 +179,8 @@ class Chain:
         """What the last makes of what the others made."""
         for task in self.tasks:
             batches = task(batches)
-        return batches
+        with encodable_errors():
+            yield from batches
 
 
 @contextmanager

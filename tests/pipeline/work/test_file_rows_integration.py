@@ -7,8 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
+from sparkdl.errors import DataError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Number
 from sparkdl.features.statistics import statistics_of
@@ -200,3 +202,15 @@ def test_who_reads_some_columns_knows_how_many_a_hash_is_of(spark, table):
 def test_of_pictures_spark_reads_the_first_byte(spark, table):
     spec = loads(TEXT, ["features.picture={type: image, column: text, height: 8, width: 8}"]).spec
     assert file_rows.part_files(project_of(spec, table), "train", ["one"], spark) is None
+
+
+def test_an_error_whose_text_is_no_utf_8_reaches_the_driver(spark, table):
+    """Java waits for ever for one that pyspark cannot encode."""
+
+    def fails(batches):
+        raise DataError(f"no column 'caf\udce9' among {next(batches).schema.names}")
+        yield
+
+    files = part_files(project_of(loads(TEXT, GROUP).spec, table), "train", ["one"], spark)
+    with pytest.raises(PythonException, match=r"no column 'caf\\udce9' among \['x'\]"):
+        files.map(["x"], [fails], "x long").collect()
