@@ -40,14 +40,14 @@ from sparkdl.pipeline.work.labels import (
     labels_of,
     same_label,
 )
-from sparkdl.pipeline.work.shard_rows import VALIDATES, shard_rows
+from sparkdl.pipeline.work.shard_rows import VALIDATES, ShardRows, shard_rows
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_split
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +169,12 @@ def cut_shards(
     def rows_of_spark() -> DataFrame:
         return part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
 
-    rows_of_files = shard_rows(project, windows, features, labels, clean.sparkSession)
-    if rows_of_files is None:
-        rows, observation = _marked(rows_of_spark(), features, labels, spec.weight, parts)
+    rows: DataFrame | ShardRows
+    totals: Callable[[], Mapping[str, Any]]
+    if rows_of_files := shard_rows(project, windows, features, labels, clean.sparkSession):
+        rows, totals = rows_of_files, lambda: rows_of_files.totals
+    else:
+        rows, totals = _marked(rows_of_spark(), features, labels, spec.weight, parts)
     partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
     if partitions is not None:
         partitions *= spec.train.num_proc or slots_of(clean.sparkSession)
@@ -184,13 +187,12 @@ def cut_shards(
 
     def check_before_commit() -> None:
         nonlocal counts
-        totals = observation.get if rows_of_files is None else rows_of_files.totals
-        counts = check_totals(totals, labels, spec.weight, parts)
+        counts = check_totals(totals(), labels, spec.weight, parts)
         before_commit()
 
     try:
         written = write_split(
-            rows if rows_of_files is None else rows_of_files,
+            rows,
             VALIDATES,
             (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
             labels=[*labels.names, *weight],
@@ -225,8 +227,8 @@ def cut_shards(
 
 def _marked(
     rows: DataFrame, features: Features, labels: Labels, weight: str | None, parts: Sequence[Part]
-) -> tuple[DataFrame, Observation]:
-    """The labelled rows as ``write_split`` takes them, and their ``label_totals`` once they have been read."""
+) -> tuple[DataFrame, Callable[[], Mapping[str, Any]]]:
+    """The labelled rows as ``write_split`` takes them, and what tells their ``label_totals`` once they were read."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -237,4 +239,4 @@ def _marked(
         numbers[weight] = F.col(quoted(weight)).try_cast("float")
     raw = [name for name in features.columns if name not in labels.names]
     marked = labelled_rows.withColumns({**numbers, VALIDATES: F.col(PART) == "validate"})
-    return selected(marked, [*raw, *numbers, VALIDATES]), observation
+    return selected(marked, [*raw, *numbers, VALIDATES]), lambda: observation.get

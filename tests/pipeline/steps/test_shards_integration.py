@@ -99,7 +99,7 @@ def test_what_a_stage_that_ran_twice_has_counted_twice_is_counted_anew(spark, ro
         return check_totals(doubled, *checks)
 
     monkeypatch.setattr(prepare, "check_totals", check_doubled)
-    key, split, _ = SPLITS["key"]
+    key, split, _ = SPLITS["copies"]  # whose rows Spark reads, and observes
     file = loads(FILE.format(rows=rows / "keyed", key=key, split=split), [f"root={tmp_path}"])
     run = Run(Project(file), RunRequest(now=datetime(2026, 3, 4, tzinfo=UTC), until="shards"))
     record = execute(run, spark)

@@ -95,7 +95,7 @@ def test_the_rows_and_their_totals_are_sparks(spark, table, features, split, win
     of_labels, parts = Labels(labels=tuple(labels)), ["train", "validate"]
     project = project_of(table, split, *([f"weight={weight}"] if weight else []))
     rows = rows_of_parts(table.read(spark), project.spec, windows)
-    of_spark, observation = _marked(rows, features, of_labels, weight, parts)
+    of_spark, totals_of_spark = _marked(rows, features, of_labels, weight, parts)
     of_files = shard_rows(project, windows, features, of_labels, spark)
     if weight == "byte":  # which is missing in some rows
         with pytest.raises(Exception, match="column 'byte' holds no finite float32"):
@@ -107,7 +107,7 @@ def test_the_rows_and_their_totals_are_sparks(spark, table, features, split, win
         map(str, map(dict.items, map(sorted_row, expected)))
     )
     assert len({row[VALIDATES] for row in found}) == 2
-    totals = {name: value for name, value in observation.get.items() if value}
+    totals = {name: value for name, value in totals_of_spark().items() if value}
     assert {name: value for name, value in of_files.totals.items() if value} == totals
 
 
