@@ -75,9 +75,9 @@ def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
                 filesystem = default_filesystem()
                 with _loading(*_OF_PYSPARK):
                     session = spark or open_session(spec, run.snapshot.bytes)
-                check_plain_paths(spec, filesystem)
-                run.hold(run_lease)
                 with _loading(*_HEAVY), interrupts_between_calls(session), code_for_workers(session, spec):
+                    check_plain_paths(spec, filesystem)
+                    run.hold(run_lease)
                     if any(step.loads_torch for step in steps):
                         start_torch_daemon(session)
                     check_places({"places.tables": Storage.of(str(spec.places.tables))}, session)

@@ -99,12 +99,12 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
     try:
         with interrupts_wait():
             session = builder.getOrCreate()
+            session.sparkContext.setLogLevel("ERROR")  # its warnings would bury the progress bar and the summary
     except Exception as error:
         refused = jar_error(error)
         if refused is None:
             raise
         raise refused from error
-    session.sparkContext.setLogLevel("ERROR")  # Spark's warnings would bury the progress bar and the summary
     return session
 
 
