@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,6 +23,9 @@ from sparkdl.storage.remote import Upload, copy_tree, exists, holds, listed, rem
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
 TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
+
+_IN_TURN = threading.Lock()
+"""For ``memory://``, which looks for a file and makes it in two steps, of which another thread may come in between."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +380,7 @@ class RemoteStorage(Storage):
         if self.protocol in HADOOP:
             self._write_and_move(data, overwrite=False)
             return
-        with storage_errors(self.uri, "write"):
+        with storage_errors(self.uri, "write"), _IN_TURN if self.protocol == "memory" else nullcontext():
             self._make_parent()
             for _ in range(3):
                 try:
