@@ -27,7 +27,7 @@ from sparkdl.compat.column_names import Task
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ShardConfig
-from sparkdl.errors import DataError, NoRowsError, SchemaError
+from sparkdl.errors import ConfigError, DataError, NoRowsError, SchemaError
 from sparkdl.observe import span
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
@@ -122,7 +122,8 @@ def write_split(
     """Write the rows of a DataFrame as two shard sets, in one reading of it.
 
     Args:
-        df: the rows; string columns share one dictionary. ``TaskRows`` need ``layout.prepare``.
+        df: the rows; string columns share one dictionary. ``TaskRows`` take ``layout.prepare``,
+            no ``ShardConfig.repartition``, and labels that are numbers.
         held_out: the column, true of rows of the second set, false of those of the first, null of those of neither.
         uris: of both sets' directories.
         columns: those to write, beside labels; None where ``layout.prepare`` names them.
@@ -139,6 +140,7 @@ def write_split(
 
     Raises:
         SchemaError, DataError, ConflictError, StorageError: as ``write_shards``.
+        ConfigError: ``TaskRows`` with what they do not take.
     """
     layout = layout.of_prepared(columns)
     if isinstance(df, DataFrame):
@@ -147,6 +149,13 @@ def write_split(
     else:
         schema = df.schema
         tensors = plan_tensors(layout.schema_of_prepared(schema, labels), columns=columns, labels=labels, layout=layout)
+        texts = [spec.name for spec in tensors if spec.logical == "string"]
+        if layout.prepare is None or texts or config.repartition is not None:
+            raise ConfigError(
+                f"rows that tasks read themselves come {'without' if layout.prepare is None else 'with'} layout.prepare, "
+                f"with repartition={config.repartition} and the text columns {texts}: write a DataFrame instead, or "
+                "give them prepare and neither of the others"
+            )
     transactions = [
         Transaction(
             uri,

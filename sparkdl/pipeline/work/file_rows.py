@@ -103,7 +103,7 @@ def part_files(project: Project, part: Part, windows: Sequence[str], spark: Spar
     return _file_rows(project, [part], where, spark)
 
 
-def parts_files(project: Project, windows: Mapping[Part, Sequence[str]], spark: SparkSession) -> FileRows | None:
+def files_of_parts(project: Project, windows: Mapping[Part, Sequence[str]], spark: SparkSession) -> FileRows | None:
     """The rows of several parts, as ``part_files`` has those of one, with and without labels.
 
     Where windows make the parts these tell of which a row is, else the column that ``FileRows.map`` adds.

@@ -21,7 +21,7 @@ from sparkdl.pipeline.rows.parts import PART
 from sparkdl.pipeline.spec import TimeSplit
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.windows import WINDOW, Part
-from sparkdl.pipeline.work.file_rows import FileRows, parts_files
+from sparkdl.pipeline.work.file_rows import FileRows, files_of_parts
 from sparkdl.pipeline.work.labels import Labels, as_doubles, encoded_values
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ VALIDATES, _MOST = "__sparkdl_validates", "most weight"
 
 @dataclass
 class ShardRows:
-    """The labelled rows to train and to validate, for ``write_split``.
+    """The labelled rows to train and to validate, for one ``write_split``.
 
     Attributes:
         files: the rows of both parts, with and without labels.
@@ -79,8 +79,8 @@ class _LabelledRows:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         totals: Counter[str] = Counter()
         for report in self.task(self._rows(batch, totals) for batch in batches):
-            told = one_value(json.dumps(totals).encode())
-            yield pa.RecordBatch.from_arrays([report.column(0), told], ["report", "totals"])
+            totals_json = one_value(json.dumps(totals).encode())
+            yield pa.RecordBatch.from_arrays([report.column(0), totals_json], ["report", "totals"])
 
     def _rows(self, batch: pa.RecordBatch, totals: Counter[str]) -> pa.RecordBatch:
         """The labelled rows of a batch, their labels and weights as numbers; adds to ``totals``.
@@ -88,9 +88,10 @@ class _LabelledRows:
         Raises:
             DataError: a label or a weight of them is none; ``check_labels`` tells more.
         """
-        in_part, value, others = (PART, ("validate",), False) if self.train is None else (WINDOW, self.train, True)
-        of_value = pc.is_in(batch.column(in_part), value_set=from_values(value, pa.string()))
-        validates = pc.invert(of_value) if others else of_value
+        if self.train is None:
+            validates = pc.is_in(batch.column(PART), value_set=from_values(["validate"], pa.string()))
+        else:
+            validates = pc.invert(pc.is_in(batch.column(WINDOW), value_set=from_values(self.train, pa.string())))
         has_labels = functools.reduce(pc.and_, [batch.column(name).is_valid() for name in self.labels.names])
         rows, labelled_validates = batch.filter(has_labels), validates.filter(has_labels)
         numbers = {label.name: encoded_values(label, rows.column(label.name)) for label in self.labels}
@@ -105,8 +106,8 @@ class _LabelledRows:
         of_all, of_labelled = to_numpy(validates), to_numpy(labelled_validates)
         for part, is_part, is_labelled in (("train", ~of_all, ~of_labelled), ("validate", of_all, of_labelled)):
             counts = {f"{part} rows": int(is_part.sum()), f"{part} labelled": int(is_labelled.sum())}
-            most = {} if weights is None else {f"{part} {_MOST}": float(weights[is_labelled].max(initial=0))}
-            _add(totals, counts | most)
+            most_weight = {} if weights is None else {f"{part} {_MOST}": float(weights[is_labelled].max(initial=0))}
+            _add(totals, counts | most_weight)
         numbers[VALIDATES] = labelled_validates
         arrays = [
             numbers[kind.name].cast(kind.type) if kind.name in numbers else rows.column(kind.name)
@@ -135,7 +136,7 @@ def shard_rows(
     spec = project.spec
     if not spec.train.spreads or spec.train.partitions_per_process:  # the rows keep Spark's order, or partitions
         return None
-    files = parts_files(project, windows, spark)
+    files = files_of_parts(project, windows, spark)
     if files is None:
         return None
     weight = [spec.weight] if spec.weight else []
@@ -148,10 +149,10 @@ def shard_rows(
     columns = list(dict.fromkeys([*features.columns, *kinds]))
     if not set(columns) <= set(stored.names):
         return None
-    nothing = {name: pa.nulls(0, stored.field(name).type) for name in kinds}
-    encodes = [encoded_values(label, nothing[label.name]) for label in labels]
-    encodes += [as_doubles(nothing[name]) for name in weight]
-    if any(values is None for values in encodes):
+    no_values = {name: pa.nulls(0, stored.field(name).type) for name in kinds}
+    encoded = [encoded_values(label, no_values[label.name]) for label in labels]
+    encoded += [as_doubles(no_values[name]) for name in weight]
+    if any(values is None for values in encoded):  # of such types Spark alone makes numbers
         return None
     fields = [pa.field(name, kinds.get(name, stored.field(name).type)) for name in columns]
     schema = pa.schema([*fields, pa.field(VALIDATES, pa.bool_())])

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from sparkdl.columns.layout import Layout
 from sparkdl.columns.numpy_arrow import one_value
-from sparkdl.errors import DataError
+from sparkdl.config import ShardConfig
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Number
 from sparkdl.features.statistics import statistics_of
@@ -22,6 +24,7 @@ from sparkdl.pipeline.work import file_rows
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 from sparkdl.pipeline.work.prepare import _marked
 from sparkdl.pipeline.work.shard_rows import VALIDATES, _LabelledRows, shard_rows
+from sparkdl.shards.write import write_split
 from sparkdl.tables.table import Table
 
 COLUMNS = (
@@ -165,3 +168,18 @@ def test_spark_keeps_what_it_alone_can_do(spark, table, features, overrides, win
     project = project_of(table, HASH, *overrides)
     assert shard_rows(project_of(table, HASH), BOTH, features, Labels(labels=(FLAG,)), spark) is not None
     assert shard_rows(project, windows, features, Labels(labels=tuple(labels)), spark) is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "config", "message"),
+    [(Layout(), ShardConfig(), "come without layout.prepare"), (None, ShardConfig(repartition=2), "repartition=2")],
+    ids=["unprepared", "partitions"],
+)
+def test_what_rows_of_tasks_do_not_take_is_refused(spark, table, features, tmp_path, layout, config, message):
+    rows = shard_rows(project_of(table, HASH), BOTH, features, Labels(labels=(FLAG,)), spark)
+    with pytest.raises(ConfigError, match=message):
+        write_split(
+            rows, VALIDATES, (tmp_path / "a", tmp_path / "b"), labels=["y"],
+            layout=layout or Layout(prepare=features), config=config,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
