@@ -152,7 +152,7 @@ def write_split(
         texts = [spec.name for spec in tensors if spec.logical == "string"]
         if layout.prepare is None or texts or config.repartition is not None:
             raise ConfigError(
-                f"rows that tasks read themselves come {'without' if layout.prepare is None else 'with'} layout.prepare, "
+                f"rows that tasks read come {'without' if layout.prepare is None else 'with'} layout.prepare, "
                 f"with repartition={config.repartition} and the text columns {texts}: write a DataFrame instead, or "
                 "give them prepare and neither of the others"
             )
