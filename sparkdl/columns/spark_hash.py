@@ -48,8 +48,7 @@ def xxhash64(values: Iterable[pa.Array | int], rows: int) -> Hashes:
     hashes = np.full(rows, SEED, np.uint64)
     for value in values:
         if isinstance(value, int):
-            number = np.full(rows, value, np.int64)
-            hashes = _word(hashes, number, 4 if -(2**31) <= value < 2**31 else 8)
+            hashes = _word(hashes, np.array([value]), 4 if -(2**31) <= value < 2**31 else 8)
             continue
         hashed = _hashed(value, hashes)
         if value.null_count:
@@ -121,19 +120,36 @@ def _texts(array: pa.Array, offset: type[np.signedinteger[Any]], seeds: Hashes) 
     return hashes
 
 
+# What follows changes the hashes that it is given, and returns them.
+
+
 def _eight(hashes: Hashes, words: Hashes) -> Hashes:
-    return _rotated(hashes ^ (_rotated(words * _P2, 31) * _P1), 27) * _P1 + _P4
+    hashes ^= _rotated(words * _P2, 31) * _P1
+    _rotated(hashes, 27)
+    hashes *= _P1
+    hashes += _P4
+    return hashes
 
 
 def _four(hashes: Hashes, words: Hashes) -> Hashes:
-    return _rotated(hashes ^ (words * _P1), 23) * _P2 + _P3
+    hashes ^= words * _P1
+    _rotated(hashes, 23)
+    hashes *= _P2
+    hashes += _P3
+    return hashes
 
 
 def _rotated(numbers: Hashes, bits: int) -> Hashes:
-    return (numbers << np.uint64(bits)) | (numbers >> np.uint64(64 - bits))
+    high = numbers >> np.uint64(64 - bits)
+    numbers <<= np.uint64(bits)
+    numbers |= high
+    return numbers
 
 
 def _ended(hashes: Hashes) -> Hashes:
-    hashes = (hashes ^ (hashes >> np.uint64(33))) * _P2
-    hashes = (hashes ^ (hashes >> np.uint64(29))) * _P3
-    return hashes ^ (hashes >> np.uint64(32))
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _P2
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= _P3
+    hashes ^= hashes >> np.uint64(32)
+    return hashes

@@ -373,6 +373,29 @@ def test_many_small_files_share_a_task(table):
     assert len(table.scan().task(["x"], slots=2, batch_rows=5).shares) == 1
 
 
+def test_batches_of_long_rows_have_fewer_of_them_whatever_else_the_table_holds(table, monkeypatch):
+    monkeypatch.setattr("sparkdl.tables.scan.read._BATCH_BYTES", 64 << 10)
+    texts = [f"{number} ".ljust(4096, "x") for number in range(100)]
+    inside = [{"text": text} for text in texts]
+    write_deltalake(table.uri, pa.table({"a.b": list(range(100)), "text": texts, "inside": inside}))
+    scan = table.scan()
+    [share] = scan.task(scan.schema.names, slots=1, batch_rows=1000).shares
+
+    def lengths(*columns):
+        task = scan.task(columns, slots=1, batch_rows=1000)
+        batches = [batch for part in share for batch in task.read(part)]
+        rows = pa.Table.from_batches(batches)
+        assert rows.num_rows == 100
+        assert all(sorted(rows[name].to_pylist(), key=str) == sorted(told[name], key=str) for name in columns)
+        return {batch.num_rows for batch in batches[:-1]} or {batches[0].num_rows}
+
+    told = {"a.b": list(range(100)), "text": texts, "inside": inside}
+    assert lengths("a.b") == {100}
+    assert lengths("a.b", "text") == lengths("inside") == {15}
+    monkeypatch.setattr("sparkdl.tables.scan.read._BATCH_BYTES", 1)
+    assert lengths("text") == {1}
+
+
 def test_row_groups_of_a_file_are_read_once_however_many_tasks_share_it(table, monkeypatch):
     monkeypatch.setattr(plan, "_SMALLEST_PIECE", 1 << 20)
     count = 1 << 20

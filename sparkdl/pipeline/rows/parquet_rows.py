@@ -28,7 +28,7 @@ from sparkdl.tables.scan.read import ScanTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BATCH_ROWS, _BATCH_BYTES = 10_000, 16 << 20
+_BATCH_ROWS = 10_000
 _MOST_KEYS = 10_000_000
 """Values of keys that the driver compares."""
 
@@ -107,7 +107,7 @@ class ParquetRows:
             names={name: name for name in columns},
             layout=tuple(self.footers.files[0].partition),
             where=(),
-            batch_rows=max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, self.footers.row_bytes))),
+            batch_rows=_BATCH_ROWS,
             shares=shares_of(files, {}, slots),
         )
 

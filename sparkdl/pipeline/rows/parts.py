@@ -283,7 +283,8 @@ class HashParts:
     def _slots(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
         units = [batch.column(name) for name in self.columns]
         if self.all_columns:
-            content = xxhash64([value for unit in units for value in (unit.is_null(), unit)], batch.num_rows)
+            values = [value for unit in units for value in (unit.is_null() if unit.null_count else 0, unit)]
+            content = xxhash64(values, batch.num_rows)  # Spark hashes false as 0
             units = [from_numpy(content.view(np.int64))]
         return xxhash64([self.seed, *units], batch.num_rows).view(np.int64) % _SLOTS
 

@@ -103,13 +103,11 @@ class ParquetFooters:
         schema: of the columns that Spark would read; the partition column is the last.
         root: the folder that the files lie below.
         files: of each its path below the root, and the window beside the partition's value.
-        row_bytes: of the widest file's rows, before compression, on average.
     """
 
     schema: pa.Schema
     root: Storage
     files: tuple[TableFile, ...]
-    row_bytes: int
 
 
 class Source(Protocol):

@@ -131,8 +131,7 @@ class ParquetFiles(Files):
             if partition is None:
                 return None
             table_files.append(TableFile(path, snapshot.files[address][0], partition, footer.rows))
-        row_bytes = max(footer.row_bytes for footer in footers.values())
-        return ParquetFooters(schema=schema, root=root, files=tuple(table_files), row_bytes=row_bytes)
+        return ParquetFooters(schema=schema, root=root, files=tuple(table_files))
 
     def _partition(self, folder: str) -> dict[str, str | None] | None:
         """The partition's value and the window of the files in a folder below the root; None where Spark decides."""
@@ -151,13 +150,11 @@ class _Footer:
     Attributes:
         schema: its columns, INT96 in microseconds.
         rows: in the file.
-        row_bytes: of a row before compression, on average.
         alike: whether Arrow reads the file as Spark does.
     """
 
     schema: pa.Schema
     rows: int
-    row_bytes: int
     alike: bool
 
 
@@ -169,11 +166,9 @@ def _footer(file: str, stamp: FileStamp) -> _Footer:
             metadata = pq.read_metadata(stream)
     except pa.ArrowInvalid as error:
         raise DataError(f"{file} is no Parquet file ({error}): remove it, or correct source.kind") from error
-    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return _Footer(
         schema=pa.schema([pa.field(field.name, field.type) for field in schema_of(metadata)]),
         rows=metadata.num_rows,
-        row_bytes=size // max(1, metadata.num_rows),
         alike=_read_alike(metadata.schema.to_arrow_schema(), metadata.metadata or {}),
     )
 

@@ -35,8 +35,6 @@ LEAST_BYTES = 1 << 20
 """Of a file, on average, from which on workers hash whole rows: 125 files of 24 rows took 4 s more of a run's 30."""
 _OTHER_TEXTS = ("__COLLATIONS", "__CHAR_VARCHAR_TYPE_STRING")
 """Marks of columns whose texts Spark hashes by their collation, or fills up with spaces, and not as they lie there."""
-_HASHED_BATCH_ROWS = 2_000
-"""Where whole rows are read to be hashed, long texts among them that nobody else asks for."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,7 @@ class FileRows:
         return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
 
     def _reading(self, columns: Sequence[str], slots: int) -> ScanTask:
-        batch_rows = _HASHED_BATCH_ROWS if self.parts is not None and self.parts.all_columns else _BATCH_ROWS
-        return self.scan.task(self._read(columns), slots=slots, batch_rows=batch_rows)
+        return self.scan.task(self._read(columns), slots=slots, batch_rows=_BATCH_ROWS)
 
     def _chosen(self, columns: Sequence[str], part_column: str | None = None) -> list[Task]:
         """What leaves the rows of the parts, with these columns."""

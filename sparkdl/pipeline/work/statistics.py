@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from sparkdl import errors
 from sparkdl.columns.frames import map_row, row_of, selected
 from sparkdl.columns.names import quoted
-from sparkdl.columns.numpy_arrow import from_values
+from sparkdl.columns.numpy_arrow import from_numpy, from_values, to_numpy
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
@@ -237,7 +237,7 @@ def _points_of_block(columns: Iterable[Sequence[Array]]) -> pa.RecordBatch:
         chosen = values[(edges[:-1] + edges[1:]) // 2]
         blocks.append((np.full(len(chosen), position, np.int32), chosen, np.diff(edges)))
     return pa.RecordBatch.from_arrays(
-        [pa.array(np.concatenate(arrays)) for arrays in zip(*blocks, strict=True)], ["column", "value", "weight"]
+        [from_numpy(np.concatenate(arrays)) for arrays in zip(*blocks, strict=True)], ["column", "value", "weight"]
     )
 
 
@@ -246,12 +246,13 @@ def _merged_points(points: pa.Table) -> pa.Table:
 
     Their ranks are off by 1/20,000 of the rows at most.
     """
-    value, weight = points["value"].to_numpy(), points["weight"].to_numpy()
+    value, weight = (to_numpy(points[name].combine_chunks()) for name in ("value", "weight"))
     order = np.argsort(value, kind="stable")
     upto = np.cumsum(weight[order])
     at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES + KNOTS) * upto[-1] - 1e-9), side="left")
-    quantiles = value[order][np.minimum(at, len(order) - 1)].tolist()
-    return pa.table({"column": points["column"][:1], "quantiles": pa.array([quantiles], pa.list_(pa.float64()))})
+    quantiles = value[order][np.minimum(at, len(order) - 1)]
+    row = pa.ListArray.from_arrays(from_values([0, len(quantiles)], pa.int32()), from_numpy(quantiles))
+    return pa.Table.from_arrays([points["column"][:1], row], ["column", "quantiles"])
 
 
 def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:

@@ -80,7 +80,7 @@ class TableScan:
         Args:
             columns: of the table.
             slots: how many tasks run at once.
-            batch_rows: rows of a batch; this bounds a task's memory.
+            batch_rows: most rows of a batch.
 
         Raises:
             StorageError: the table maps fields inside of a column, which this reader does not follow.

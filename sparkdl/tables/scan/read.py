@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,8 @@ from sparkdl.tables.record import Partition
 from sparkdl.tables.scan.conditions import Condition
 
 _BUFFER, _BUFFERS = 256 << 10, 16 << 20  # bytes of a column that are read at once, and of all columns together
+_BATCH_BYTES = 32 << 20
+"""Bytes of a batch, as the file holds them before it compresses them."""
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
@@ -62,7 +64,7 @@ class ScanTask:
         names: of the columns in the files, by those of the table.
         layout: the partition columns, which the files need not hold.
         where: what rows have to meet.
-        batch_rows: most rows of a batch.
+        batch_rows: most rows of a batch; of long texts or pictures it has fewer.
         shares: what each task reads, by its number.
     """
 
@@ -103,13 +105,18 @@ class ScanTask:
         file = self.root.child(part.path)
         with storage_errors(file.uri, "read"), _opened(file, part.size, len(self.schema) + len(self.where)) as parquet:
             stored = self._stored(file.uri, parquet)
+            places = _places(parquet.metadata.schema, {*stored.values()})
             first = 0
             for number in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(number)
-                rows = parquet.iter_batches(
-                    self.batch_rows, row_groups=[number], columns=list(stored.values()), use_threads=False
-                )
                 if part.start <= begin_of(group) and (begin_of(group) < part.end or part.end >= part.size):
+                    bytes_of_rows = sum(group.column(place).total_uncompressed_size for place in places)
+                    rows = parquet.iter_batches(
+                        min(self.batch_rows, max(1, _BATCH_BYTES * group.num_rows // max(1, bytes_of_rows))),
+                        row_groups=[number],
+                        columns=list(stored.values()),
+                        use_threads=False,
+                    )
                     yield from self._given(rows, part, stored, first)
                 first += group.num_rows
 
@@ -193,6 +200,12 @@ def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
         pq.ParquetFile(source, pre_buffer=remote, buffer_size=buffer, coerce_int96_timestamp_unit="us") as parquet,
     ):
         yield parquet
+
+
+def _places(schema: pq.ParquetSchema, columns: Collection[str]) -> list[int]:
+    """The places of columns, and of what is inside of them, among all that a file holds."""
+    paths = [schema.column(place).path for place in range(len(schema))]
+    return [place for place, path in enumerate(paths) if path in columns or path.partition(".")[0] in columns]
 
 
 def begin_of(group: pq.RowGroupMetaData) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,6 +70,19 @@ def test_the_driver_counts_a_small_table_as_memory_does(spark, tmp_path, monkeyp
     monkeypatch.setattr(statistics, "DRIVER_VALUES", 300)
     monkeypatch.setattr(statistics, "statistics_of", None)
     assert spark_statistics(frame, features, VOWELS, rows=300).keys() == wanted.keys()
+
+
+def test_workers_find_quantiles_without_pandas():
+    program = (
+        "import sys, numpy as np, pyarrow as pa; from sparkdl.columns.numpy_arrow import from_numpy; "
+        "from sparkdl.pipeline.work.statistics import _merged_points, _points; "
+        "numbers = [from_numpy(np.arange(101.0)), from_numpy(np.arange(101) * 2)]; "
+        "[points] = _points(iter([pa.RecordBatch.from_arrays(numbers, ['a', 'b'])])); "
+        "second = _merged_points(pa.Table.from_batches([points.slice(101)])); "
+        "print(second['column'].to_pylist(), max(second['quantiles'].to_pylist()[0]), 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1] 198.0 False\n"
 
 
 def test_quantiles_of_many_rows_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):
