@@ -233,6 +233,7 @@ def statistics_of(
         DataError: its values are none that the feature can be made of.
     """
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    table = table.combine_chunks()  # 500 columns in 16 chunks each take three times as long
     statistics = {}
     for name, options in features.items():
         source = options.source(name)
