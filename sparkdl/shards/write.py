@@ -100,7 +100,8 @@ def write_shards(
     existing = transaction.existing()
     if existing is not None:
         return existing
-    (written,) = _written(df, [transaction], (schema, tensors), labels, config)
+    reading = partial(_reading_of, df, schema, tensors, labels, layout, config)
+    (written,) = _written(reading, df.sparkSession, [transaction], config)
     if isinstance(written, NoRowsError):
         raise written
     return written
@@ -143,11 +144,15 @@ def write_split(
         ConfigError: ``TaskRows`` with what they do not take.
     """
     layout = layout.of_prepared(columns)
+    reading: Callable[[], _Reading]
     if isinstance(df, DataFrame):
-        use_drivers_python(df.sparkSession)
+        spark = df.sparkSession
+        use_drivers_python(spark)
         schema, tensors = _planned(df, columns, labels, layout)
+        marked = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
+        reading = partial(_reading_of, marked, schema, tensors, labels, layout, config, [_HELD_OUT])
     else:
-        schema = df.schema
+        spark, schema = df.spark, df.schema
         tensors = plan_tensors(layout.schema_of_prepared(schema, labels), columns=columns, labels=labels, layout=layout)
         texts = [spec.name for spec in tensors if spec.logical == "string"]
         if layout.prepare is None or texts or config.repartition is not None:
@@ -156,6 +161,7 @@ def write_split(
                 f"with repartition={config.repartition} and the text columns {texts}: write a DataFrame instead, or "
                 "give them prepare and neither of the others"
             )
+        reading = partial(_Reading, tensors, df.reports)
     transactions = [
         Transaction(
             uri,
@@ -171,20 +177,62 @@ def write_split(
     existing = [manifest for transaction in transactions if (manifest := transaction.existing()) is not None]
     if len(existing) == len(transactions):
         return [*existing]
-    if isinstance(df, DataFrame):
-        df = df.withColumn(_HELD_OUT, functions.col(quoted(held_out)))  # which may be a column of the sets, too
-    return _written(df, transactions, (schema, tensors), labels, config, [_HELD_OUT])
+    return _written(reading, spark, transactions, config)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How rows come to the tasks that write them.
+
+    Attributes:
+        tensors: that they become, with the dictionaries of texts.
+        reports: what a task gives of the rows that it reads, from each of them.
+        strings: columns of texts whose dictionary the rows tell.
+        packed: packed tensors that come as one array column of their name.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    reports: Callable[[Task], list[bytes]]
+    strings: Sequence[str] = ()
+    packed: tuple[str, ...] = ()
+
+
+def _reading_of(
+    df: DataFrame,
+    schema: pa.Schema,
+    tensors: tuple[TensorSpec, ...],
+    labels: Sequence[str],
+    layout: Layout,
+    config: ShardConfig,
+    mark: Sequence[str] = (),
+) -> _Reading:
+    """How the rows of a DataFrame come to tasks; computes it for the texts whose dictionary ``layout`` does not give.
+
+    Args:
+        df: the rows.
+        schema: of them, as planned.
+        tensors: as planned.
+        labels: the columns that become labels.
+        layout: how columns become tensors.
+        config: how shards are written.
+        mark: the column at the end that says of which set a row is, if there are two.
+    """
+    strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
+    values = _distinct(df, strings, config.max_dictionary_values) if strings else {}
+    tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
+    packed: tuple[str, ...] = ()
+    if layout.prepare is None:
+        chosen, packed = _packed_columns(schema, tensors, cases=tells_cases_apart(df))
+        rows = df.select(*chosen, *mark)
+    else:
+        rows = selected(df, dict.fromkeys([*layout.prepare.columns, *labels, *mark]))
+    return _Reading(tensors, partial(_reports, rows, config.repartition), strings, packed)
 
 
 def _written(
-    df: DataFrame | TaskRows,
-    transactions: Sequence[Transaction],
-    planned: tuple[pa.Schema, tuple[TensorSpec, ...]],
-    labels: Sequence[str],
-    config: ShardConfig,
-    mark: Sequence[str] = (),
+    reading: Callable[[], _Reading], spark: Any, transactions: Sequence[Transaction], config: ShardConfig
 ) -> list[Manifest | NoRowsError]:
-    """Read the rows once, and write them as one set, or as two that the column ``mark`` tells apart.
+    """Read the rows once, and write them as one set, or as two.
 
     No row passes through the driver: each task writes the rows of its partition and returns one report. Of two sets of
     one reading, a frame whose rows change from one reading to the next has no row in both, and none in neither but
@@ -195,27 +243,16 @@ def _written(
     frame stays. Skewed partitions cost time in the first stage and nothing later; ``ShardConfig.repartition`` evens
     them out.
     """
-    (schema, tensors), layout = planned, transactions[0].layout
-    session = df.sparkSession if isinstance(df, DataFrame) else df.spark
-    check_places({"shards": transactions[0].root}, session)
-    strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
+    check_places({"shards": transactions[0].root}, spark)
     with ExitStack() as open_transactions, span("write_shards"):
         for transaction in transactions:
             open_transactions.enter_context(transaction)
-        values = _distinct(df, strings, config.max_dictionary_values) if strings and isinstance(df, DataFrame) else {}
-        tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
-        packed: tuple[str, ...] = ()
-        if not isinstance(df, DataFrame):
-            reports_of = df.reports
-        elif layout.prepare is None:
-            chosen, packed = _packed_columns(schema, tensors, cases=tells_cases_apart(df))
-            reports_of = partial(_reports, df.select(*chosen, *mark), config.repartition)
-        else:
-            rows = selected(df, dict.fromkeys([*layout.prepare.columns, *labels, *mark]))
-            reports_of = partial(_reports, rows, config.repartition)
+        rows = reading()
+        tensors, strings = rows.tensors, rows.strings
         targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
+        task = _WriteTask(targets, tensors, config, rows.packed, transactions[0].layout.prepare)
         with task_errors():
-            tasks = _decoded(reports_of(_WriteTask(targets, tensors, config, packed, layout.prepare)))
+            tasks = _decoded(rows.reports(task))
         by_set = [
             [PartReport.from_json(task_report["sets"][number]) for task_report in tasks]
             for number in range(len(transactions))
@@ -226,7 +263,7 @@ def _written(
             for transaction, reports in zip(transactions, by_set, strict=True):
                 with suppress(NoRowsError):
                     plans[transaction] = transaction.spreading(reports, tensors, strings)
-            shards = dict(zip(plans, spread(list(plans.values()), _stage_of(session)), strict=True))
+            shards = dict(zip(plans, spread(list(plans.values()), _stage_of(spark)), strict=True))
         written: list[Manifest | NoRowsError] = []
         for transaction, reports in zip(transactions, by_set, strict=True):
             try:
