@@ -24,6 +24,7 @@ from sparkdl.launch.driver import barrier
 from sparkdl.launch.store import Service
 from sparkdl.observe import Event, logger
 from sparkdl.storage import Configuration, Storage, check_places
+from sparkdl.storage.executors import on_one_machine
 from sparkdl.world import World
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def run_on_dataframe(
     if strategy is not None:
         num_proc = num_proc or barrier.slots(df.sparkSession, options.get("config"))
         _check_strategy(strategy, abs(num_proc), options.get("backend", "auto"))
-    home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
+    home = open_store(store, shared_disk=on_one_machine(df.sparkSession))
     folder = home.shards(uuid.uuid4().hex)
     check_places({"store": folder}, df.sparkSession)
     try:

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from sparkdl.compat.spark_master import is_connect
+
 
 def use_drivers_python(spark: Any) -> None:
     """Let workers on this host run this process's interpreter, unless PYSPARK_PYTHON or Spark's settings say another.
@@ -18,7 +20,7 @@ def use_drivers_python(spark: Any) -> None:
     Args:
         spark: the session; one of Spark Connect is left alone, for its server chooses.
     """
-    context = None if type(spark).__module__.startswith("pyspark.sql.connect") else spark.sparkContext
+    context = None if is_connect(spark) else spark.sparkContext
     if "PYSPARK_PYTHON" in os.environ or context is None or context._jsc is None:  # none: the session has been stopped
         return
     if context.getConf().get("spark.pyspark.python"):

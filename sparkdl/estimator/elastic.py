@@ -9,6 +9,7 @@ from typing import Any, TextIO, TypeVar
 
 from pyspark.sql import SparkSession
 
+from sparkdl.compat.spark_master import is_local
 from sparkdl.errors import (
     CheckpointError,
     ConfigError,
@@ -185,7 +186,7 @@ def is_of_settings(error: SparkdlError) -> bool:
 def slots_left(spark: SparkSession, wanted: int, least: int, timeout: float) -> int:
     """Return how many ranks the next attempt can have; an executor that was lost gets a while to come back."""
     began = time.monotonic()
-    while (slots := slots_of(spark)) < wanted and not str(spark.conf.get("spark.master", "")).startswith("local["):
+    while (slots := slots_of(spark)) < wanted and not is_local(spark):
         waited = time.monotonic() - began
         if waited > timeout or (slots >= least and waited > _REPLACEMENT_SECONDS):
             break

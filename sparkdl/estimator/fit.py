@@ -36,6 +36,7 @@ from sparkdl.observe import logger, span
 from sparkdl.progress import Progress
 from sparkdl.runner import run
 from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.storage.executors import on_one_machine
 from sparkdl.worker import RankReport
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class Fit:
         self._written: Prepared | None = None
         checks.check_parameters(params)
         num_proc = ranks_wanted(params) or slots_of(spark)
-        shared_disk = str(spark.conf.get("spark.master", "")).startswith("local")
-        self.store = open_store(params.getOrDefault("store"), shared_disk=shared_disk)
+        self.store = open_store(params.getOrDefault("store"), shared_disk=on_one_machine(spark))
         try:
             self.spec = resolve(params, store=self.store, num_proc=num_proc)
             checks.check_checkpoints_used(params, self.spec)

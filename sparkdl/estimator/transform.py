@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkdl.columns.names import folded, quoted, tells_cases_apart
+from sparkdl.compat.spark_master import is_connect
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.estimator.outputs import OutputModule, OutputSpec, Wanted, with_outputs
 from sparkdl.estimator.user_code import is_loose, loose_by_value
 from sparkdl.features.fitted import Features
-from sparkdl.launch.driver.cluster import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature
@@ -30,6 +30,7 @@ from sparkdl.scoring.rows import score_rows
 from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
+from sparkdl.storage.executors import on_one_machine
 from sparkdl.train.checkpoint.identity import described
 
 
@@ -105,8 +106,8 @@ def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
     """The place of models that all workers read: the store, or temporary files of the one machine; None if neither."""
     if home is not None:
         return home.child("models")
-    one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
-    return Storage.of(Path(tempfile.gettempdir())) if one_machine else None
+    shared_disk = not is_connect(spark) and on_one_machine(spark)
+    return Storage.of(Path(tempfile.gettempdir())) if shared_disk else None
 
 
 def predict_rows(

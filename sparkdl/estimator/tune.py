@@ -32,6 +32,7 @@ from sparkdl.estimator.tuning import SharedShards
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
+from sparkdl.storage.executors import on_one_machine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,7 +284,7 @@ class _Search:
         self.maximise = mode == "max" if mode is not None else _more_is_better(metric, labels)
         self._sampler = None if tpe_space is None else TpeSampler(tpe_space, maximise=self.maximise, seed=seed)
         if estimator.getOrDefault("store") is None and not keeps:
-            if not str(df.sparkSession.conf.get("spark.master", "")).startswith("local"):
+            if not on_one_machine(df.sparkSession):
                 raise ConfigError("trials go on from checkpoints, and workers share no disk with the driver: set store")
             self._store = self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-tune-"))
             estimator = self._estimator(self.trials[0])
@@ -419,7 +420,7 @@ class _Search:
         """Delete the shards; of a search that nobody can go on with also its runs, and a store of its own."""
         self._shards.close()
         if self._kept is None:
-            shared_disk = str(self._frame.sparkSession.conf.get("spark.master", "")).startswith("local")
+            shared_disk = on_one_machine(self._frame.sparkSession)
             store = open_store(self._store or self._users_store, shared_disk=shared_disk)
             for trial in self.trials:
                 store.run(self._run_id(trial)).delete(recursive=True)

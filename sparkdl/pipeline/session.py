@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.compat.java_classes import java_options
 from sparkdl.compat.spark_errors import jar_error
+from sparkdl.compat.spark_master import is_local
 from sparkdl.errors import ConfigError
 from sparkdl.launch.daemon import DEFAULT_PRELOAD
 from sparkdl.observe import logger
@@ -213,7 +214,7 @@ def torch_for_workers(spark: SparkSession) -> None:
     environment = _environment(spark)
     if environment.get(_PRELOAD) == _ETL_PRELOAD:
         modules = ",".join(name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0]))
-        environment[_PRELOAD_LATER if _is_local(spark) else _PRELOAD] = modules
+        environment[_PRELOAD_LATER if is_local(spark) else _PRELOAD] = modules
 
 
 def start_torch_daemon(spark: SparkSession) -> None:
@@ -222,7 +223,7 @@ def start_torch_daemon(spark: SparkSession) -> None:
     On a cluster it starts with its first worker, on each executor.
     """
     environment = _environment(spark)
-    if environment.get(_PRELOAD) != _ETL_PRELOAD or not _is_local(spark):
+    if environment.get(_PRELOAD) != _ETL_PRELOAD or not is_local(spark):
         return
 
     def twice(batches: Iterator[Any]) -> Iterator[Any]:
@@ -240,11 +241,6 @@ def start_torch_daemon(spark: SparkSession) -> None:
             first_row.collect()
 
     threading.Thread(target=work, daemon=True).start()
-
-
-def _is_local(spark: SparkSession) -> bool:
-    """Whether workers are born on this machine, all by one process of Java's."""
-    return str(spark.sparkContext.master).partition("[")[0] == "local"
 
 
 def _environment(spark: SparkSession) -> dict[str, Any]:

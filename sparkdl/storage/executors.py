@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.spark_errors import worker_python_error
+from sparkdl.compat.spark_master import is_connect, is_local, master_of
 from sparkdl.storage.files import TEMPORARY, Storage
 from sparkdl.storage.session import is_here
 
@@ -104,11 +105,14 @@ def _disk_mark(storage: Storage, stack: ExitStack) -> str | None:
     return stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY)).name
 
 
+def on_one_machine(spark: Any) -> bool:
+    """Whether all tasks run on this machine, and so share its disk."""
+    return master_of(spark).startswith("local") and (not is_connect(spark) or is_here(spark.client.host))
+
+
 def _all_here(spark: Any) -> bool:
     """Whether tasks run in a process of this machine, under this user."""
-    master = str(spark.conf.get("spark.master", ""))
-    connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    return (master == "local" or master.startswith("local[")) and (not connect or is_here(spark.client.host))
+    return is_local(spark) and on_one_machine(spark)
 
 
 def _covered(storage: Storage, reached: set[str]) -> bool:
@@ -119,7 +123,7 @@ def _covered(storage: Storage, reached: set[str]) -> bool:
 
 def _row_for_each_executor(spark: Any) -> Any:
     """A row or so for every executor, as far as Spark spreads tasks."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         return spark.range(_MOST_TASKS)  # in as many partitions as the server has slots
     tasks = min(_MOST_TASKS, int(spark.sparkContext.defaultParallelism))
     return spark.range(0, tasks, 1, tasks)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.garbage import freeze_once
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.spark_master import is_connect, is_local
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import ConfigError, LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
-from sparkdl.launch.driver.cluster import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
+from sparkdl.launch.driver.cluster import as_cluster_error, bind_address, cluster_facts
 from sparkdl.launch.driver.preflight import job_problems
 from sparkdl.launch.driver.stage_rows import ROW_SCHEMA, GatherJob, StartWatch, failure_in, run_gathered_rank, values_of
 from sparkdl.launch.driver.supervisor import Supervisor

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from sparkdl.compat.spark_errors import OTHER_PYTHON, worker_python_error
+from sparkdl.compat.spark_master import is_connect, is_local, master_of
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError, first_line
 from sparkdl.launch.addresses import address_of
@@ -14,17 +15,6 @@ from sparkdl.launch.driver.preflight import ClusterFacts
 
 _GROWING_SECONDS = 60.0
 Session = Any  # A SparkSession, classic or Connect; this module imports neither.
-
-
-def is_connect(spark: Session) -> bool:
-    """Whether ``spark`` is a Spark Connect session."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def is_local(spark: Session) -> bool:
-    """Whether tasks run in the process of the Spark driver."""
-    master = _setting(spark, "spark.master", "")
-    return master == "local" or master.startswith("local[")
 
 
 def bind_address(spark: Session, config: LaunchConfig) -> str:
@@ -51,7 +41,7 @@ def cluster_facts(spark: Session, profile: Any = None, lost_within: float = 0.0)
     Raises:
         PreflightError: the session has been stopped.
     """
-    master = _setting(spark, "spark.master", "") or None
+    master = master_of(spark) or None
     facts: dict[str, Any] = {
         "master": master,
         # Spark ignores the setting where the driver is the only executor, and cluster-wide defaults often set it.

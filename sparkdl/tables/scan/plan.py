@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from sparkdl.compat.arrow_streams import read_stream
+from sparkdl.compat.spark_master import is_connect
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.commit import PARTITION_TYPES, files_of
@@ -176,7 +177,7 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
 
 def tasks_at_once(spark: Any) -> int:
     """How many tasks a session runs at once, by which files are shared out."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         return _SLOTS_OF_A_SERVER
     return int(spark.sparkContext.defaultParallelism)
 
