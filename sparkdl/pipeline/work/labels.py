@@ -168,6 +168,20 @@ def encoded_values(label: FittedLabel, values: pa.Array | pa.ChunkedArray) -> An
     return pc.index_in(values.cast(pa.string()), value_set=from_values(label.classes, pa.string())).cast(pa.float64())
 
 
+def encodable(label: FittedLabel) -> Column:
+    """The column of a label, of whatever type, as one that ``encoded_values`` knows."""
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(label.name)).cast("double" if label.type == "regression" else "string")
+
+
+def encodable_weight(name: str) -> Column:
+    """The column of a weight, of whatever type, as one that ``as_doubles`` knows; null where it is no number."""
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(name)).try_cast("double")
+
+
 def as_doubles(values: pa.Array | pa.ChunkedArray) -> Any:
     """Numbers as Spark casts them to double; None of types that only Spark casts."""
     kind = values.type
@@ -218,7 +232,7 @@ def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Seq
 
 
 def label_totals(labels: Labels, weight: str | None, parts: Sequence[Part]) -> list[Column]:
-    """What ``check_totals`` takes; rows that are read anyway can be observed for it, which is one reading less."""
+    """What ``check_totals`` takes."""
     from pyspark.sql import functions as F
 
     has_labels = _has_labels(labels.names)

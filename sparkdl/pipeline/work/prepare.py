@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.columns.frames import selected
 from sparkdl.columns.layout import Layout
-from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, DataError, NoRowsError, SchemaError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
-from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.registry import ModelVersion, bundle_of
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.rows.parts import PART, rows_of
+from sparkdl.pipeline.rows.parts import rows_of
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.project import Project
@@ -29,18 +26,17 @@ from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.windows import Part
 from sparkdl.pipeline.work.file_rows import part_files, part_frame
 from sparkdl.pipeline.work.labels import (
+    LabelCounts,
     Labels,
     bundle_source,
     check_labels,
     check_totals,
-    encoded,
     fit_labels,
-    label_totals,
     labelled,
     labels_of,
     same_label,
 )
-from sparkdl.pipeline.work.shard_rows import VALIDATES, ShardRows, shard_rows
+from sparkdl.pipeline.work.shard_rows import VALIDATES, shard_rows
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
@@ -165,29 +161,22 @@ def cut_shards(
     """
     spec, table, parts = project.spec, project.table("clean"), list(windows)
     weight = [spec.weight] if spec.weight else []
+    rows = shard_rows(project, clean, windows, features, labels)
 
-    def rows_of_spark() -> DataFrame:
-        return part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
+    def checked_again() -> dict[Part, LabelCounts]:
+        of_spark = part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
+        return check_labels(of_spark, labels, spec.weight, parts)
 
-    rows: DataFrame | ShardRows
-    totals: Callable[[], Mapping[str, Any]]
-    if rows_of_files := shard_rows(project, windows, features, labels, clean.sparkSession):
-        rows, totals = rows_of_files, lambda: rows_of_files.totals
-    else:
-        rows, totals = _marked(rows_of_spark(), features, labels, spec.weight, parts)
-    partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
-    if partitions is not None:
-        partitions *= spec.train.num_proc or slots_of(clean.sparkSession)
     version = str(table.version())
     train, validate = (
         ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
     )
-    config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions)
+    config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0)
     counts = None
 
     def check_before_commit() -> None:
         nonlocal counts
-        counts = check_totals(totals(), labels, spec.weight, parts)
+        counts = check_totals(rows.totals, labels, spec.weight, parts)
         before_commit()
 
     try:
@@ -208,13 +197,11 @@ def cut_shards(
                 raise manifest
             manifests.append(manifest)
     except (DataError, SchemaError):
-        check_labels(rows_of_spark(), labels, spec.weight, parts)  # tells more of labels and weights
+        checked_again()  # tells more of labels and weights
         raise
     train_set, validation_set = manifests
-    observed = None if counts is None else (counts["train"].labelled, counts["validate"].labelled)
-    if counts is None or observed != (train_set.rows, validation_set.rows):
-        # an earlier run, that was killed, wrote both sets; or Spark ran a stage twice, which counts twice
-        counts = check_labels(rows_of_spark(), labels, spec.weight, parts)
+    if counts is None:  # an earlier run, that was killed, wrote both sets
+        counts = checked_again()
     return Shards(
         train=train_set.uri,
         validate=validation_set.uri,
@@ -223,20 +210,3 @@ def cut_shards(
         train_unlabelled=counts["train"].unlabelled,
         validate_unlabelled=counts["validate"].unlabelled,
     )
-
-
-def _marked(
-    rows: DataFrame, features: Features, labels: Labels, weight: str | None, parts: Sequence[Part]
-) -> tuple[DataFrame, Callable[[], Mapping[str, Any]]]:
-    """The labelled rows as ``write_split`` takes them, and what tells their ``label_totals`` once they were read."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    observation = Observation()
-    labelled_rows = labelled(rows.observe(observation, *label_totals(labels, weight, parts)), labels.names)
-    numbers = {label.name: encoded(label) for label in labels}
-    if weight is not None:
-        numbers[weight] = F.col(quoted(weight)).try_cast("float")
-    raw = [name for name in features.columns if name not in labels.names]
-    marked = labelled_rows.withColumns({**numbers, VALIDATES: F.col(PART) == "validate"})
-    return selected(marked, [*raw, *numbers, VALIDATES]), lambda: observation.get

@@ -16,7 +16,6 @@ from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps.shards import ShardsStep
-from sparkdl.pipeline.work import prepare
 from sparkdl.shards.manifest import Manifest
 
 FILE = """
@@ -89,21 +88,3 @@ def test_each_set_holds_the_labelled_rows_of_its_part(spark, rows, kind):
         source = Manifest.load(uri).source
         assert source.uri == record.places["clean"]
         assert source.transformation == f"{ShardsStep().key(run, parts)} {part}"
-
-
-def test_what_a_stage_that_ran_twice_has_counted_twice_is_counted_anew(spark, rows, tmp_path, monkeypatch):
-    check_totals = prepare.check_totals
-
-    def check_doubled(totals, *checks):
-        doubled = {name: 2 * total if isinstance(total, int) else total for name, total in totals.items()}
-        return check_totals(doubled, *checks)
-
-    monkeypatch.setattr(prepare, "check_totals", check_doubled)
-    key, split, _ = SPLITS["copies"]  # whose rows Spark reads, and observes
-    file = loads(FILE.format(rows=rows / "keyed", key=key, split=split), [f"root={tmp_path}"])
-    run = Run(Project(file), RunRequest(now=datetime(2026, 3, 4, tzinfo=UTC), until="shards"))
-    record = execute(run, spark)
-    parts = parts_of(file.spec, run.windows())
-    for part in ("train", "validate"):
-        of_part = rows_of(run.clean(spark), file.spec, part, parts.windows(part))
-        assert record.unlabelled[part] == of_part.where("y IS NULL OR isnan(y)").count() > 0

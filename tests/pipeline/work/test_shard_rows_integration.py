@@ -1,4 +1,4 @@
-"""Workers that read the rows of shards themselves hand on those that Spark would, and count them alike."""
+"""The rows of shards, from files or from Spark, are those that SQL would choose, and are counted alike."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.numpy_arrow import one_value
@@ -21,8 +22,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import PART, rows_of_parts
 from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work import file_rows
-from sparkdl.pipeline.work.labels import FittedLabel, Labels
-from sparkdl.pipeline.work.prepare import _marked
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, label_totals, labelled
 from sparkdl.pipeline.work.shard_rows import VALIDATES, _LabelledRows, shard_rows
 from sparkdl.shards.write import write_split
 from sparkdl.tables.table import Table
@@ -81,6 +81,12 @@ def told(batches):
     yield pa.RecordBatch.from_arrays([one_value(pickle.dumps(rows))], ["report"])
 
 
+def reads_files(rows):
+    """Whether no row of the clean table goes through the JVM."""
+    return "Scan parquet" not in rows.mapped(told, "report binary")._jdf.queryExecution().toString()
+
+
+@pytest.mark.parametrize("source", ["files", "spark"])
 @pytest.mark.parametrize(
     ("split", "windows", "labels", "weight"),
     [
@@ -94,24 +100,38 @@ def told(batches):
     ],
     ids=["booleans", "two, weighed", "bad weights", "weighed by booleans", "groups", "days", "days, weighed"],
 )
-def test_the_rows_and_their_totals_are_sparks(spark, table, features, split, windows, labels, weight):
+def test_the_rows_and_their_totals_are_those_of_sql(
+    spark, table, features, split, windows, labels, weight, source, monkeypatch
+):
     of_labels, parts = Labels(labels=tuple(labels)), ["train", "validate"]
     project = project_of(table, split, *([f"weight={weight}"] if weight else []))
-    rows = rows_of_parts(table.read(spark), project.spec, windows)
-    of_spark, totals_of_spark = _marked(rows, features, of_labels, weight, parts)
-    of_files = shard_rows(project, windows, features, of_labels, spark)
+    if source == "spark":
+        monkeypatch.setattr(file_rows, "_file_rows", lambda *_: None)
+    clean = table.read(spark)
+    rows = rows_of_parts(clean, project.spec, windows)
+    shards = shard_rows(project, clean, windows, features, of_labels)
+    assert reads_files(shards) == (source == "files")
     if weight == "byte":  # which is missing in some rows
         with pytest.raises(Exception, match="column 'byte' holds no finite float32"):
-            of_files.reports(told)
+            shards.reports(told)
         return
-    found = [row for report in of_files.reports(told) for row in pickle.loads(report)]
-    expected = [row.asDict() for row in of_spark.collect() if row[VALIDATES] is not None]
+    found = [row for report in shards.reports(told) for row in pickle.loads(report)]
+    numbers = {label.name: encoded(label) for label in labels} | (
+        {weight: F.col(weight).cast("float")} if weight else {}
+    )
+    chosen = labelled(rows.where(F.col(PART).isNotNull()), of_labels.names).withColumns(
+        {**numbers, VALIDATES: F.col(PART) == "validate"}
+    )
+    names = [f"`{name}`" for name in dict.fromkeys([*features.columns, *numbers, VALIDATES])]
+    expected = [row.asDict() for row in chosen.select(*names).collect()]
     assert Counter(map(str, map(dict.items, map(sorted_row, found)))) == Counter(
         map(str, map(dict.items, map(sorted_row, expected)))
     )
     assert len({row[VALIDATES] for row in found}) == 2
-    totals = {name: value for name, value in totals_of_spark().items() if value}
-    assert {name: value for name, value in of_files.totals.items() if value} == totals
+    totals = rows.agg(*label_totals(of_labels, weight, parts)).first().asDict()
+    assert {name: value for name, value in shards.totals.items() if value} == {
+        name: value for name, value in totals.items() if value
+    }
 
 
 def sorted_row(row):
@@ -130,9 +150,8 @@ def sorted_row(row):
 )
 def test_what_no_loss_takes_is_refused(column, message):
     label = FittedLabel(name="y", type="binary", classes=("false", "true"))
-    schema = pa.schema([("y", pa.float32()), ("w", pa.float32()), (VALIDATES, pa.bool_())])
     rows = {"y": ["true", "false"], "w": [1.0, 0.0], PART: ["train", "validate"]}
-    task = _LabelledRows(told, schema, Labels(labels=(label,)), "w", None)
+    task = _LabelledRows(told, ("y", "w", VALIDATES), Labels(labels=(label,)), "w", None)
     [report] = task([pa.RecordBatch.from_pydict(rows)])
     assert pickle.loads(report.column(0)[0].as_py()) == [
         {"y": 1.0, "w": 1.0, VALIDATES: False}, {"y": 0.0, "w": 0.0, VALIDATES: True},
@@ -159,15 +178,25 @@ def typed(rows):
         (["train.partitions_per_process=2"], BOTH, [FLAG]),
         (["weight=note"], BOTH, [FLAG]),
         ([], DAYS, [FLAG]),
-        ([], BOTH, [FittedLabel(name="single", type="multiclass", classes=("1.0", "2.0"))]),
-        ([], BOTH, [FittedLabel(name="gone", type="regression")]),
+        ([], BOTH, [FittedLabel(name="single", type="multiclass", classes=tuple(f"{n}.0" for n in range(900)))]),
     ],
-    ids=["order", "partitions", "weight", "windows", "fractions", "missing"],
+    ids=["order", "partitions", "weight", "windows", "fractions"],
 )
-def test_spark_keeps_what_it_alone_can_do(spark, table, features, overrides, windows, labels):
-    project = project_of(table, HASH, *overrides)
-    assert shard_rows(project_of(table, HASH), BOTH, features, Labels(labels=(FLAG,)), spark) is not None
-    assert shard_rows(project, windows, features, Labels(labels=tuple(labels)), spark) is None
+def test_spark_hands_on_what_it_alone_can(spark, table, features, overrides, windows, labels):
+    project, clean = project_of(table, HASH, *overrides), table.read(spark)
+    assert reads_files(shard_rows(project_of(table, HASH), clean, BOTH, features, Labels(labels=(FLAG,))))
+    shards = shard_rows(project, clean, windows, features, Labels(labels=tuple(labels)))
+    if "weight=note" in overrides:
+        with pytest.raises(Exception, match="column 'note' holds no finite float32"):
+            shards.reports(told)
+        return
+    found = [row for report in shards.reports(told) for row in pickle.loads(report)]
+    rows = rows_of_parts(clean, project.spec, windows)
+    numbers = {label.name: encoded(label) for label in labels}
+    expected = rows.where(F.col(PART).isNotNull()).withColumns(numbers).select(*numbers).dropna().collect()
+    assert Counter(tuple(row[name] for name in numbers) for row in found) == Counter(map(tuple, expected))
+    partitions = shards.mapped(told, "report binary").rdd.getNumPartitions()
+    assert "train.partitions_per_process=2" not in overrides or partitions == 2 * spark.sparkContext.defaultParallelism
 
 
 @pytest.mark.parametrize(
@@ -176,7 +205,7 @@ def test_spark_keeps_what_it_alone_can_do(spark, table, features, overrides, win
     ids=["unprepared", "partitions"],
 )
 def test_what_rows_of_tasks_do_not_take_is_refused(spark, table, features, tmp_path, layout, config, message):
-    rows = shard_rows(project_of(table, HASH), BOTH, features, Labels(labels=(FLAG,)), spark)
+    rows = shard_rows(project_of(table, HASH), table.read(spark), BOTH, features, Labels(labels=(FLAG,)))
     with pytest.raises(ConfigError, match=message):
         write_split(
             rows, VALIDATES, (tmp_path / "a", tmp_path / "b"), labels=["y"],
