@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from sparkdl.columns.batches import merge_small, split_evenly
 from sparkdl.compat.heap import kept_heap
 from sparkdl.config import ScoreConfig
 from sparkdl.features.fitted import Features
@@ -85,25 +85,3 @@ class Scorer:
             answer = model(*arguments.positional, **arguments.named)
         outputs = self.signature.outputs
         return columns_of(answer, outputs, batch.num_rows, missing, as_vectors=self.config.vectors)
-
-
-def merge_small(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Merge small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        if waiting and count + batch.num_rows > rows:
-            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-            waiting, count = [], 0
-        if batch.num_rows:
-            waiting.append(batch)
-            count += batch.num_rows
-    if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-
-
-def split_evenly(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
-    """Split a batch into chunks of at most ``rows`` rows and of nearly equal size, without a copy."""
-    chunks = math.ceil(batch.num_rows / rows)
-    size = math.ceil(batch.num_rows / chunks)
-    return [batch.slice(start, size) for start in range(0, batch.num_rows, size)]
