@@ -8,17 +8,24 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 
-def merge_small(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Merge small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
+def merge_small(
+    batches: Iterable[pa.RecordBatch], rows: int, most_bytes: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Merge small batches to at most ``rows`` rows, and ``most_bytes`` in memory.
+
+    Larger ones pass as they are, empty ones are left out.
+    """
     waiting: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
-        if waiting and count + batch.num_rows > rows:
+        of_batch = 0 if most_bytes is None else batch.nbytes
+        is_full = count + batch.num_rows > rows or (most_bytes is not None and size + of_batch > most_bytes)
+        if waiting and is_full:
             yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-            waiting, count = [], 0
+            waiting, count, size = [], 0, 0
         if batch.num_rows:
             waiting.append(batch)
-            count += batch.num_rows
+            count, size = count + batch.num_rows, size + of_batch
     if waiting:
         yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
 

@@ -31,6 +31,16 @@ def test_joining_keeps_every_row_in_order_and_leaves_no_two_that_fit_together(si
     assert all(0 < batch.num_rows <= max(rows, *sizes) for batch in out)
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 12), st.integers(1, 100))
+def test_what_is_joined_is_bounded_in_bytes_too(sizes, rows, most_bytes):
+    out = list(merge_small(iter(numbered(sizes)), rows, most_bytes))
+    assert rows_of(out) == list(range(sum(sizes)))
+    bound = min(rows, most_bytes // 8)
+    assert all(one.num_rows + two.num_rows > bound for one, two in pairwise(out))
+    assert all(0 < batch.num_rows <= max(bound, *sizes) for batch in out)
+
+
 @given(st.integers(1, 50), st.integers(1, 12))
 def test_cutting_keeps_every_row_in_order_in_even_pieces(size, rows):
     pieces = split_evenly(numbered([size])[0], rows)

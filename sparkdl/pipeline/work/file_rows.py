@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from sparkdl.columns.batches import merge_small
 from sparkdl.compat.column_names import Task
 from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.features.spec import Image
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 10_000
+_HASHED_ROWS, _HASHED_BYTES = 2_000, 32 << 20
+"""Whole rows are read few at a time where they are hashed, long texts among them that nobody else asks for, and hashed
+many at a time, where that is so many bytes at most: of 2,000 rows numpy's calls take as long as their arithmetic."""
 LEAST_BYTES = 1 << 20
 """Of a file, on average, from which on workers hash whole rows: 125 files of 24 rows took 4 s more of a run's 30."""
 _OTHER_TEXTS = ("__COLLATIONS", "__CHAR_VARCHAR_TYPE_STRING")
@@ -78,11 +82,19 @@ class FileRows:
         return list(dict.fromkeys([*columns, *(self.parts.columns if self.parts else ())]))
 
     def _reading(self, columns: Sequence[str], slots: int) -> ScanTask:
-        return self.scan.task(self._read(columns), slots=slots, batch_rows=_BATCH_ROWS)
+        batch_rows = _HASHED_ROWS if self._hashes_rows else _BATCH_ROWS
+        return self.scan.task(self._read(columns), slots=slots, batch_rows=batch_rows)
 
     def _chosen(self, columns: Sequence[str], part_column: str | None = None) -> list[Task]:
         """What leaves the rows of the parts, with these columns."""
-        return [] if self.parts is None else [partial(self.parts.of_batches, columns=list(columns), name=part_column)]
+        if self.parts is None:
+            return []
+        merged = [partial(merge_small, rows=_BATCH_ROWS, most_bytes=_HASHED_BYTES)] if self._hashes_rows else []
+        return [*merged, partial(self.parts.of_batches, columns=list(columns), name=part_column)]
+
+    @property
+    def _hashes_rows(self) -> bool:
+        return self.parts is not None and self.parts.all_columns
 
 
 def part_files(project: Project, part: Part, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
