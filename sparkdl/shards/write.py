@@ -155,6 +155,10 @@ def write_split(
         spark, schema = df.spark, df.schema
         tensors = plan_tensors(layout.schema_of_prepared(schema, labels), columns=columns, labels=labels, layout=layout)
         texts = [spec.name for spec in tensors if spec.logical == "string"]
+        if schema.names[-1:] != [held_out]:
+            raise ConfigError(
+                f"held_out={held_out!r} is not the last column of the rows that tasks read, {schema.names}: name that"
+            )
         if layout.prepare is None or texts or config.repartition is not None:
             raise ConfigError(
                 f"rows that tasks read come {'without' if layout.prepare is None else 'with'} layout.prepare, "

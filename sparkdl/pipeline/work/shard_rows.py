@@ -146,9 +146,11 @@ def shard_rows(
         labels: fitted.
     """
     spec, spark = project.spec, clean.sparkSession
-    kinds = {label.name: _kind_of(label) for label in labels} | ({spec.weight: pa.float32()} if spec.weight else {})
-    columns, train = list(dict.fromkeys([*features.columns, *kinds])), None
-    files = None
+    kinds = {label.name: _kind_of(label) for label in labels}
+    if spec.weight is not None:
+        kinds[spec.weight] = pa.float32()
+    columns = list(dict.fromkeys([*features.columns, *kinds]))
+    files, train = None, None
     if spec.train.spreads and not spec.train.partitions_per_process:  # else Spark makes the order, or the partitions
         files = files_of_parts(project, windows, spark)
     if files is not None and _encodes(files.scan.schema, columns, labels, spec.weight):

@@ -97,20 +97,20 @@ class ScanTask:
     def collected(self, tasks: Sequence[Task] = ()) -> pa.Table:
         """What tasks, one behind the other, make of the rows, read by the driver; without a row, all of the columns."""
         batches = (batch for share in self.shares for part in share for batch in self.read(part))
-        made = list(Chain(tuple(tasks))(batches))
-        return pa.Table.from_batches(made, made[0].schema if made else self.schema)
+        made_batches = list(Chain(tuple(tasks))(batches))
+        return pa.Table.from_batches(made_batches, made_batches[0].schema if made_batches else self.schema)
 
     def read(self, part: FilePart) -> Iterator[pa.RecordBatch]:
         """Read one part of a file."""
         file = self.root.child(part.path)
         with storage_errors(file.uri, "read"), _opened(file, part.size, len(self.schema) + len(self.where)) as parquet:
             stored = self._stored(file.uri, parquet)
-            places = _places(parquet.metadata.schema, {*stored.values()})
+            leaves = _leaves(parquet.metadata.schema, {*stored.values()})
             first = 0
             for number in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 if part.start <= begin_of(group) and (begin_of(group) < part.end or part.end >= part.size):
-                    bytes_of_rows = sum(group.column(place).total_uncompressed_size for place in places)
+                    bytes_of_rows = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
                     rows = parquet.iter_batches(
                         min(self.batch_rows, max(1, _BATCH_BYTES * group.num_rows // max(1, bytes_of_rows))),
                         row_groups=[number],
@@ -125,12 +125,13 @@ class ScanTask:
         schema = parquet.schema_arrow
         stored_names = {name.lower(): name for name in schema.names}  # as Spark finds them
         stored_names |= {name: name for name in schema.names}
-        needed = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
+        needed_names = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
         columns = {}
-        for name in needed:
-            inside = self.names[name]
-            if name not in self.layout and (inside in stored_names or inside.lower() in stored_names):
-                columns[name] = stored_names.get(inside, stored_names.get(inside.lower(), ""))
+        for name in needed_names:
+            name_in_files = self.names[name]
+            stored_name = stored_names.get(name_in_files, stored_names.get(name_in_files.lower()))
+            if name not in self.layout and stored_name is not None:
+                columns[name] = stored_name
         _check_calendar(uri, parquet.metadata.metadata or {}, [schema.field(name) for name in columns.values()])
         return columns
 
@@ -202,10 +203,10 @@ def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
         yield parquet
 
 
-def _places(schema: pq.ParquetSchema, columns: Collection[str]) -> list[int]:
-    """The places of columns, and of what is inside of them, among all that a file holds."""
-    paths = [schema.column(place).path for place in range(len(schema))]
-    return [place for place, path in enumerate(paths) if path in columns or path.partition(".")[0] in columns]
+def _leaves(schema: pq.ParquetSchema, columns: Collection[str]) -> list[int]:
+    """The numbers of columns, and of what is inside of them, among all leaves that a file holds."""
+    paths = [schema.column(leaf).path for leaf in range(len(schema))]
+    return [leaf for leaf, path in enumerate(paths) if path in columns or path.partition(".")[0] in columns]
 
 
 def begin_of(group: pq.RowGroupMetaData) -> int:

@@ -211,4 +211,7 @@ def test_what_rows_of_tasks_do_not_take_is_refused(spark, table, features, tmp_p
             rows, VALIDATES, (tmp_path / "a", tmp_path / "b"), labels=["y"],
             layout=layout or Layout(prepare=features), config=config,
         )  # fmt: skip
+    with pytest.raises(ConfigError, match="held_out='y' is not the last column of the rows that tasks read"):
+        write_split(rows, "y", (tmp_path / "a", tmp_path / "b"), labels=["y"], layout=Layout(prepare=features),
+                    config=ShardConfig())  # fmt: skip
     assert list(tmp_path.iterdir()) == []
