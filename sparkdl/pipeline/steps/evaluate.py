@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.parts import PART, unseen_rows
+from sparkdl.pipeline.rows.parts import unseen_rows
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Boosted, Evaluated, Published
 from sparkdl.pipeline.state.run import Run
@@ -142,19 +142,18 @@ def _judging(
 
     Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
     """
-    from pyspark.sql import functions as F
-
     from sparkdl.pipeline.work.file_rows import part_frame
+    from sparkdl.pipeline.work.shard_rows import shard_rows
 
     spec, part, record = run.spec, parts.judging, run.record
     windows = parts.windows(part)
     labelled_rows = labelled(part_frame(run.project, clean, {part: windows}), prepared.labels.names)
     count = prepared.shards.validate_rows
     if part == "test":
-        rows = part_frame(run.project, clean, {part: windows}, [*prepared.labels.names, *filter(None, [spec.weight])])
-        checked = check_labels(rows.withColumn(PART, F.lit(part)), prepared.labels, spec.weight, [part])[part]
-        record.unlabelled["test"], record.rows["test"] = checked.unlabelled, checked.labelled
-        count = checked.labelled
+        counts = shard_rows(run.project, clean, {part: windows}, (), prepared.labels).count()[part]
+        check_labels(counts, part, prepared.labels, spec.weight)
+        record.unlabelled["test"], record.rows["test"] = counts.unlabelled, counts.labelled
+        count = counts.labelled
     trained = trained_of(run.receipts, rival)
     unseen = None
     if trained is not None:

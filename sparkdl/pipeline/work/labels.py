@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +23,6 @@ from sparkdl.columns.numpy_arrow import from_values
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.folder import BundleInfo
-from sparkdl.pipeline.rows.parts import PART
 from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.spec.base import spelled
 from sparkdl.pipeline.windows import Part
@@ -83,12 +83,39 @@ class FittedLabel:
         return max(10_000, _MOST_NUMBERS // (20 + 4 * self.outputs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelCounts:
-    """How many rows of a part have all labels, and how many lack one."""
+class LabelCounts(msgspec.Struct, kw_only=True):
+    """What is counted of the rows of a part.
 
-    labelled: int
-    unlabelled: int
+    Attributes:
+        rows: with and without labels.
+        labelled: that have all labels.
+        refused: by label, how many of these are no number that a loss takes, or no class that training saw.
+        examples: by label, one that was refused.
+        refused_weights: how many labelled rows have a weight that is missing, not finite or negative.
+        most_weight: of a labelled row.
+    """
+
+    rows: int = 0
+    labelled: int = 0
+    refused: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    refused_weights: int = 0
+    most_weight: float = 0.0
+
+    @property
+    def unlabelled(self) -> int:
+        """Rows that lack a label, and are left out."""
+        return self.rows - self.labelled
+
+    def add(self, more: LabelCounts) -> None:
+        """Count others' rows, too."""
+        self.rows += more.rows
+        self.labelled += more.labelled
+        for name, refused in more.refused.items():
+            self.refused[name] = self.refused.get(name, 0) + refused
+            self.examples[name] = max(self.examples.get(name, ""), more.examples[name])
+        self.refused_weights += more.refused_weights
+        self.most_weight = max(self.most_weight, more.most_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,77 +237,37 @@ def bundle_source(bundle: BundleInfo) -> Source:
     return Source(bundle.uri, "it was altered, or not published by a pipeline: publish it again")
 
 
-def check_labels(rows: DataFrame, labels: Labels, weight: str | None, parts: Sequence[Part]) -> dict[Part, LabelCounts]:
+def check_labels(counts: LabelCounts, part: Part, labels: Labels, weight: str | None) -> None:
     """Refuse rows whose label is no number that a loss takes, or no class that training saw, and weights that are none.
 
     Args:
-        rows: with the label columns as they came, and the part that each is of; see ``rows_of_parts``.
+        counts: of the rows.
+        part: that they are of.
         labels: as training saw them.
         weight: the column of the weights of rows; None where there are none.
-        parts: that are checked, each after the other.
-
-    Returns:
-        by part, how many rows have a label, and how many lack one and are to be left out.
 
     Raises:
-        NoLabelsError: all rows of a part lack one.
-        DataError: a part has no rows; labels are refused: names a label, how many rows, and a value; or weights of rows
+        NoLabelsError: all rows lack a label.
+        DataError: there are no rows; labels are refused: names a label, how many rows, and a value; or weights of rows
             with a label are missing, not finite or negative, or all 0.
     """
-    [totals] = rows.agg(*label_totals(labels, weight, parts)).collect()
-    return check_totals(totals.asDict(), labels, weight, parts)
-
-
-def label_totals(labels: Labels, weight: str | None, parts: Sequence[Part]) -> list[Column]:
-    """What ``check_totals`` takes."""
-    from pyspark.sql import functions as F
-
-    has_labels = _has_labels(labels.names)
-    invalid_labels = [_no_label(label) for label in labels]
-    totals = []
-    for part in parts:
-        of_part = F.col(PART) == part
-        is_labelled = of_part & has_labels
-        totals.append(F.count_if(of_part).alias(f"{part} rows"))
-        totals.append(F.count_if(is_labelled).alias(f"{part} labelled"))
-        for label, invalid in zip(labels, invalid_labels, strict=True):
-            refused = F.when(is_labelled & invalid, F.col(quoted(label.name)).cast("string"))
-            totals.append(F.count_if(is_labelled & invalid).alias(f"{part} refused {label.name}"))
-            totals.append(F.max(refused).alias(f"{part} such as {label.name}"))
-        if weight is not None:
-            number = F.when(is_labelled, F.col(quoted(weight)).try_cast("float"))
-            totals.append(F.count_if(is_labelled & _no_weight(weight)).alias(f"{part} bad weights"))
-            totals.append(F.max(number).alias(f"{part} most weight"))
-    return totals
-
-
-def check_totals(
-    totals: Mapping[str, Any], labels: Labels, weight: str | None, parts: Sequence[Part]
-) -> dict[Part, LabelCounts]:
-    """What ``check_labels`` does, of the rows of which these are the ``label_totals``."""
-    counts_by_part: dict[Part, LabelCounts] = {}
-    for part in parts:
-        rows, labelled_rows = totals[f"{part} rows"], totals[f"{part} labelled"]
-        if not labelled_rows:
-            raise _no_rows(part, rows)
-        for label in labels:
-            refused = totals[f"{part} refused {label.name}"]
-            if refused:
-                reason = "is no finite float32" if label.type == "regression" else "training never saw"
-                remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
-                raise DataError(
-                    f"label {label.name!r}: {refused} of the rows to {part} have one that {reason}, such as "
-                    f"{totals[f'{part} such as {label.name}']!r}: refuse them in expect{remedy}"
-                )
-        if weight is not None and totals[f"{part} bad weights"]:
+    if not counts.labelled:
+        raise _no_rows(part, counts.rows)
+    for label in labels:
+        if refused := counts.refused.get(label.name):
+            reason = "is no finite float32" if label.type == "regression" else "training never saw"
+            remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
             raise DataError(
-                f"weight {weight!r} is missing, negative or not finite in {totals[f'{part} bad weights']} of the rows "
-                f"to {part}: refuse them in expect, with '{weight} >= 0'"
+                f"label {label.name!r}: {refused} of the rows to {part} have one that {reason}, such as "
+                f"{counts.examples[label.name]!r}: refuse them in expect{remedy}"
             )
-        if weight is not None and totals[f"{part} most weight"] == 0:
-            raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
-        counts_by_part[part] = LabelCounts(labelled=labelled_rows, unlabelled=rows - labelled_rows)
-    return counts_by_part
+    if counts.refused_weights:
+        raise DataError(
+            f"weight {weight!r} is missing, negative or not finite in {counts.refused_weights} of the rows "
+            f"to {part}: refuse them in expect, with '{weight} >= 0'"
+        )
+    if weight is not None and counts.most_weight == 0:
+        raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
 
 
 def _has_labels(names: Iterable[str]) -> Column:
@@ -288,24 +275,6 @@ def _has_labels(names: Iterable[str]) -> Column:
     from pyspark.sql import functions as F
 
     return functools.reduce(operator.and_, [F.col(quoted(name)).isNotNull() for name in names])
-
-
-def _no_label(label: FittedLabel) -> Column:
-    """Whether a label is no number that a loss takes, or no class that training saw."""
-    from pyspark.sql import functions as F
-
-    number = encoded(label)
-    if label.type != "regression":
-        return number.isNull()
-    return number.isNull() | F.isnan(number) | (F.abs(number) == float("inf"))
-
-
-def _no_weight(column: str) -> Column:
-    """Whether the weight of a row is missing, or cannot be."""
-    from pyspark.sql import functions as F
-
-    number = F.col(quoted(column)).try_cast("float")
-    return number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from sparkdl.columns.layout import Layout
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, DataError, NoRowsError, SchemaError
+from sparkdl.errors import ConfigError, NoRowsError
 from sparkdl.estimator.side_by_side import run_side_by_side
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.models.registry import ModelVersion, bundle_of
@@ -26,11 +26,9 @@ from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.windows import Part
 from sparkdl.pipeline.work.file_rows import part_files, part_frame
 from sparkdl.pipeline.work.labels import (
-    LabelCounts,
     Labels,
     bundle_source,
     check_labels,
-    check_totals,
     fit_labels,
     labelled,
     labels_of,
@@ -159,54 +157,49 @@ def cut_shards(
         DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
-    spec, table, parts = project.spec, project.table("clean"), list(windows)
+    spec, table = project.spec, project.table("clean")
     weight = [spec.weight] if spec.weight else []
-    rows = shard_rows(project, clean, windows, features, labels)
+    rows = shard_rows(project, clean, windows, features.columns, labels)
 
-    def checked_again() -> dict[Part, LabelCounts]:
-        of_spark = part_frame(project, clean, windows, [*features.columns, *labels.names, *weight])
-        return check_labels(of_spark, labels, spec.weight, parts)
+    def check() -> None:
+        for part, counts in rows.counts.items():
+            check_labels(counts, part, labels, spec.weight)
 
     version = str(table.version())
     train, validate = (
         ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
     )
     config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0)
-    counts = None
 
     def check_before_commit() -> None:
-        nonlocal counts
-        counts = check_totals(rows.totals, labels, spec.weight, parts)
+        check()
         before_commit()
 
-    try:
-        written = write_split(
-            rows,
-            VALIDATES,
-            (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
-            labels=[*labels.names, *weight],
-            layout=Layout(prepare=features),
-            config=config,
-            sources=(train, validate),
-            overwrite=True,
-            before_commit=check_before_commit,
-        )
-        manifests: list[Manifest] = []
-        for manifest in written:
-            if isinstance(manifest, NoRowsError):
-                raise manifest
-            manifests.append(manifest)
-    except (DataError, SchemaError):
-        checked_again()  # tells more of labels and weights
-        raise
+    written = write_split(
+        rows,
+        VALIDATES,
+        (f"{spec.places.shards}/train-{key}", f"{spec.places.shards}/validate-{key}"),
+        labels=[*labels.names, *weight],
+        layout=Layout(prepare=features),
+        config=config,
+        sources=(train, validate),
+        overwrite=True,
+        before_commit=check_before_commit,
+    )
+    if not rows.counts:  # an earlier run, that was killed, wrote both sets
+        rows.count()
+    check()
+    manifests: list[Manifest] = []
+    for manifest in written:
+        if isinstance(manifest, NoRowsError):
+            raise manifest
+        manifests.append(manifest)
     train_set, validation_set = manifests
-    if counts is None:  # an earlier run, that was killed, wrote both sets
-        counts = checked_again()
     return Shards(
         train=train_set.uri,
         validate=validation_set.uri,
         train_rows=train_set.rows,
         validate_rows=validation_set.rows,
-        train_unlabelled=counts["train"].unlabelled,
-        validate_unlabelled=counts["validate"].unlabelled,
+        train_unlabelled=rows.counts["train"].unlabelled,
+        validate_unlabelled=rows.counts["validate"].unlabelled,
     )

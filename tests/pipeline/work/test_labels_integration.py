@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from pyspark.sql import functions as F
 
@@ -18,6 +19,7 @@ from sparkdl.pipeline.work.labels import (
     fit_labels,
     labelled,
 )
+from sparkdl.pipeline.work.shard_rows import _LabelledRows, _only_read
 
 
 def labels_of(**types):
@@ -27,7 +29,18 @@ def labels_of(**types):
 
 
 def checked(rows, labels, part, weight=None):
-    return check_labels(rows.withColumn(PART, F.lit(part)), labels, weight, [part])[part]
+    return checked_parts(rows.withColumn(PART, F.lit(part)), labels, weight, [part])[part]
+
+
+def checked_parts(rows, labels, weight, parts):
+    """By part of the rows how many have labels and how many have none, checked as those of shards are."""
+    columns = tuple(dict.fromkeys([*labels.names, *filter(None, [weight])]))
+    task = _LabelledRows(_only_read, columns, labels, weight, {part: [part] for part in parts}, PART)
+    [report] = task(rows.toArrow().to_batches())
+    counts = msgspec.json.decode(report.column(1)[0].as_py(), type=dict[str, LabelCounts])
+    for part, of_part in counts.items():
+        check_labels(of_part, part, labels, weight)
+    return {part: (of_part.labelled, of_part.unlabelled) for part, of_part in counts.items()}
 
 
 def test_rows_without_a_label_do_not_count_in_any_label(spark):
@@ -35,7 +48,7 @@ def test_rows_without_a_label_do_not_count_in_any_label(spark):
     fitted = fit_labels(rows, labels_of(y="regression", z="binary") | {"z": labels_of(z="multiclass")["z"]})
     number, classes = fitted
     assert (number.mean, number.deviation, classes.classes) == (2.0, 1.0, ("a", "b"))
-    assert checked(rows, fitted, "train") == LabelCounts(labelled=2, unlabelled=2)
+    assert checked(rows, fitted, "train") == (2, 2)
     assert labelled(rows, fitted.names).count() == 2
     with pytest.raises(NoLabelsError, match="none of the 1 rows to validate has a label yet: wait for labels"):
         checked(rows.where("y IS NULL"), fitted, "validate")
@@ -67,9 +80,9 @@ def test_each_part_of_one_reading_is_checked_and_rows_of_none_are_not(spark):
 
     def check(*more, without=()):
         rows = spark.createDataFrame([*(row for row in good if row[0] not in without), *more], columns)
-        return check_labels(rows, *checks)
+        return checked_parts(rows, *checks)
 
-    counts = {"train": LabelCounts(labelled=2, unlabelled=1), "validate": LabelCounts(labelled=1, unlabelled=0)}
+    counts = {"train": (2, 1), "validate": (1, 0)}
     assert check((None, float("nan"), -1.0), (None, None, None)) == counts
     with pytest.raises(DataError, match="label 'y': 1 of the rows to validate have one that is no finite float32"):
         check(("validate", float("inf"), 1.0))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import Counter
 from types import SimpleNamespace
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
@@ -14,15 +14,15 @@ from pyspark.sql import functions as F
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Number
 from sparkdl.features.statistics import statistics_of
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import PART, rows_of_parts
+from sparkdl.pipeline.rows.parts import PART, rows_of, rows_of_parts
 from sparkdl.pipeline.windows import WINDOW
 from sparkdl.pipeline.work import file_rows
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, label_totals, labelled
+from sparkdl.pipeline.work.labels import FittedLabel, LabelCounts, Labels, encoded, labelled
 from sparkdl.pipeline.work.shard_rows import VALIDATES, _LabelledRows, shard_rows
 from sparkdl.shards.write import write_split
 from sparkdl.tables.table import Table
@@ -103,21 +103,17 @@ def reads_files(rows):
 def test_the_rows_and_their_totals_are_those_of_sql(
     spark, table, features, split, windows, labels, weight, source, monkeypatch
 ):
-    of_labels, parts = Labels(labels=tuple(labels)), ["train", "validate"]
+    of_labels = Labels(labels=tuple(labels))
     project = project_of(table, split, *([f"weight={weight}"] if weight else []))
     if source == "spark":
         monkeypatch.setattr(file_rows, "_file_rows", lambda *_: None)
     clean = table.read(spark)
     rows = rows_of_parts(clean, project.spec, windows)
-    shards = shard_rows(project, clean, windows, features, of_labels)
+    shards = shard_rows(project, clean, windows, features.columns, of_labels)
     assert reads_files(shards) == (source == "files")
-    if weight == "byte":  # which is missing in some rows
-        with pytest.raises(Exception, match="column 'byte' holds no finite float32"):
-            shards.reports(told)
-        return
     found = [row for report in shards.reports(told) for row in pickle.loads(report)]
     numbers = {label.name: encoded(label) for label in labels} | (
-        {weight: F.col(weight).cast("float")} if weight else {}
+        {weight: F.coalesce(F.col(weight).cast("float"), F.lit(0.0))} if weight else {}
     )
     chosen = labelled(rows.where(F.col(PART).isNotNull()), of_labels.names).withColumns(
         {**numbers, VALIDATES: F.col(PART) == "validate"}
@@ -128,43 +124,85 @@ def test_the_rows_and_their_totals_are_those_of_sql(
         map(str, map(dict.items, map(sorted_row, expected)))
     )
     assert len({row[VALIDATES] for row in found}) == 2
-    totals = rows.agg(*label_totals(of_labels, weight, parts)).first().asDict()
-    assert {name: value for name, value in shards.totals.items() if value} == {
-        name: value for name, value in totals.items() if value
-    }
+    of_weight = F.col(weight).cast("float").alias("weight") if weight else F.lit(1.0).alias("weight")
+    seen = rows.select(PART, F.concat(*(F.col(name).cast("string") for name in of_labels.names)).alias("l"), of_weight)
+    assert shards.counts == counted(seen.collect())
+
+
+def counted(rows):
+    """What is to be counted of rows of a part, a text that is null where a label is, and a weight."""
+    counts = {}
+    for part in ("train", "validate"):
+        labelled_rows = [row for row in rows if row[PART] == part and row.l is not None]
+        counts[part] = LabelCounts(
+            rows=sum(row[PART] == part for row in rows),
+            labelled=len(labelled_rows),
+            refused_weights=sum(row.weight is None for row in labelled_rows),
+            most_weight=max(row.weight or 0 for row in labelled_rows),
+        )
+    return counts
 
 
 def sorted_row(row):
     return dict(sorted(row.items()))
 
 
+LATER = FittedLabel(name="y", type="binary", classes=("false", "true"))
+
+
 @pytest.mark.parametrize(
-    ("column", "message"),
+    ("column", "counts"),
     [
-        ({"y": ["true", "maybe"]}, "column 'y' holds no finite float32, or no class that training saw"),
-        ({"w": [1.0, float("nan")]}, "column 'w' holds no finite float32"),
-        ({"w": [1.0, None]}, "column 'w' holds no finite float32"),
-        ({"w": [1.0, -1.0]}, "weight 'w' is negative"),
+        ({}, {}),
+        ({"y": ["perhaps", "maybe"]}, {"refused": {"y": 2}, "examples": {"y": "perhaps"}}),
+        ({"w": [1.0, float("nan")]}, {"refused_weights": 1}),
+        ({"w": [1.0, float("inf")]}, {"refused_weights": 1}),
+        ({"w": [1.0, 1e39]}, {"refused_weights": 1}),
+        ({"w": [1.0, None]}, {"refused_weights": 1}),
+        ({"w": [1.0, -1.0]}, {"refused_weights": 1}),
     ],
-    ids=["class", "nan", "missing", "negative"],
+    ids=["nothing", "class", "nan", "infinite", "too large", "missing", "negative"],
 )
-def test_what_no_loss_takes_is_refused(column, message):
-    label = FittedLabel(name="y", type="binary", classes=("false", "true"))
-    rows = {"y": ["true", "false"], "w": [1.0, 0.0], PART: ["train", "validate"]}
-    task = _LabelledRows(told, ("y", "w", VALIDATES), Labels(labels=(label,)), "w", None)
+def test_what_no_loss_takes_is_counted_and_handed_on_as_zero(column, counts):
+    rows = {"y": ["true", "false"], "w": [1.0, 0.0]} | column | {PART: ["validate", "validate"]}
+    labels, parts = Labels(labels=(LATER,)), {"train": ["train"], "validate": ["validate"]}
+    task = _LabelledRows(told, ("y", "w", VALIDATES), labels, "w", parts, PART)
     [report] = task([pa.RecordBatch.from_pydict(rows)])
+    y = 0.0 if "y" in column else 1.0
     assert pickle.loads(report.column(0)[0].as_py()) == [
-        {"y": 1.0, "w": 1.0, VALIDATES: False}, {"y": 0.0, "w": 0.0, VALIDATES: True},
+        {"y": y, "w": 1.0, VALIDATES: True}, {"y": 0.0, "w": 0.0, VALIDATES: True},
     ]  # fmt: skip
-    assert json.loads(report.column(1)[0].as_py()) == {
-        "train rows": 1, "train labelled": 1, "train most weight": 1.0,
-        "validate rows": 1, "validate labelled": 1, "validate most weight": 0.0,
-    }  # fmt: skip
-    with pytest.raises(DataError, match=message):
-        list(task([pa.RecordBatch.from_pydict(rows | column)]))
-    unlabelled = rows | column | {"y": [None, None]}
+    told_counts = msgspec.json.decode(report.column(1)[0].as_py(), type=dict[str, LabelCounts])
+    assert told_counts == {
+        "train": LabelCounts(),
+        "validate": LabelCounts(rows=2, labelled=2, most_weight=1.0, **counts),
+    }
+    unlabelled = rows | {"y": [None, None]}
     [report] = task([pa.RecordBatch.from_pydict(unlabelled, pa.schema([("y", pa.string()), *typed(unlabelled)]))])
     assert pickle.loads(report.column(0)[0].as_py()) == []
+    told_counts = msgspec.json.decode(report.column(1)[0].as_py(), type=dict[str, LabelCounts])
+    assert told_counts == {"train": LabelCounts(), "validate": LabelCounts(rows=2)}
+
+
+@pytest.mark.parametrize("source", ["files", "spark"])
+@pytest.mark.parametrize(
+    ("split", "windows"), [(HASH, ["one", "two"]), (TIME, ["two"])],
+    ids=["hash", "days"],
+)  # fmt: skip
+def test_rows_of_one_part_are_counted_without_being_written(spark, table, split, windows, source, monkeypatch):
+    if source == "spark":
+        monkeypatch.setattr(file_rows, "_file_rows", lambda *_: None)
+    project, clean = project_of(table, split), table.read(spark)
+    labels = Labels(labels=(FLAG, FittedLabel(name="text", type="multiclass", classes=("row ", "row x"))))
+    rows = rows_of(clean, project.spec, "validate", windows)
+    refused = rows.where("y IS NOT NULL AND text = 'row xx'").count()
+    assert refused
+    assert shard_rows(project, clean, {"validate": windows}, (), labels).count() == {
+        "validate": LabelCounts(
+            rows=rows.count(), labelled=rows.where("y IS NOT NULL").count(), most_weight=1.0,
+            refused={"text": refused}, examples={"text": "row xx"},
+        )
+    }  # fmt: skip
 
 
 def typed(rows):
@@ -184,17 +222,15 @@ def typed(rows):
 )
 def test_spark_hands_on_what_it_alone_can(spark, table, features, overrides, windows, labels):
     project, clean = project_of(table, HASH, *overrides), table.read(spark)
-    assert reads_files(shard_rows(project_of(table, HASH), clean, BOTH, features, Labels(labels=(FLAG,))))
-    shards = shard_rows(project, clean, windows, features, Labels(labels=tuple(labels)))
-    if "weight=note" in overrides:
-        with pytest.raises(Exception, match="column 'note' holds no finite float32"):
-            shards.reports(told)
-        return
+    assert reads_files(shard_rows(project_of(table, HASH), clean, BOTH, features.columns, Labels(labels=(FLAG,))))
+    shards = shard_rows(project, clean, windows, features.columns, Labels(labels=tuple(labels)))
     found = [row for report in shards.reports(told) for row in pickle.loads(report)]
     rows = rows_of_parts(clean, project.spec, windows)
     numbers = {label.name: encoded(label) for label in labels}
     expected = rows.where(F.col(PART).isNotNull()).withColumns(numbers).select(*numbers).dropna().collect()
     assert Counter(tuple(row[name] for name in numbers) for row in found) == Counter(map(tuple, expected))
+    refused_weights = sum(counts.refused_weights for counts in shards.counts.values())
+    assert refused_weights == (len(found) if "weight=note" in overrides else 0)
     partitions = shards.mapped(told, "report binary").rdd.getNumPartitions()
     assert "train.partitions_per_process=2" not in overrides or partitions == 2 * spark.sparkContext.defaultParallelism
 
@@ -205,7 +241,7 @@ def test_spark_hands_on_what_it_alone_can(spark, table, features, overrides, win
     ids=["unprepared", "partitions"],
 )
 def test_what_rows_of_tasks_do_not_take_is_refused(spark, table, features, tmp_path, layout, config, message):
-    rows = shard_rows(project_of(table, HASH), table.read(spark), BOTH, features, Labels(labels=(FLAG,)))
+    rows = shard_rows(project_of(table, HASH), table.read(spark), BOTH, features.columns, Labels(labels=(FLAG,)))
     with pytest.raises(ConfigError, match=message):
         write_split(
             rows, VALIDATES, (tmp_path / "a", tmp_path / "b"), labels=["y"],
