@@ -14,12 +14,13 @@ and of all Python workers and ranks together, without the pages that they share.
 
 20 million rows take 7 GB of text and about as much again for tables, shards and what is written by hand.
 
-Two tables more are measured as whoever meets them first does, from a Parquet file to predictions by one ``sparkdl run``
-in a process of its own: ``small``, 22,272 rows of 13 columns, and ``wide``, 20,000 rows of 502. Processor seconds are
-those of the driver's Python, of the JVM, and of all workers and ranks; on a machine that is busy they tell more than
-seconds do:
+Three tables more are measured as whoever meets them first does, from a Parquet file to predictions by one ``sparkdl
+run`` in a process of its own: ``small``, 22,272 rows of 13 columns, ``wide``, 20,000 rows of 502, and ``long``, a
+million rows of 22, whose training takes one epoch. All are divided by a hash of whole rows. Processor seconds are those
+of the driver's Python, of the JVM, and of all workers and ranks; on a machine that is busy they tell more than seconds
+do:
 
-    python tests/bench/bench_pipeline.py small wide
+    python tests/bench/bench_pipeline.py small wide long
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ DAYS, WARM_UP = 8, 20_000
 TRAINING = DAYS - 2
 ETL = ("ingest", "features", "shards")
 NUMBERS = [f"I{n}" for n in range(1, 14)]
-WHOLE = {"small": (22_272, 13), "wide": (20_000, 502)}
-"""Rows and columns of the tables that are taken from a file to predictions, a label and a category among them."""
+WHOLE = {"small": (22_272, 13, ""), "wide": (20_000, 502, ""), "long": (1_000_000, 22, "train: {epochs: 1}")}
+"""Rows and columns of the tables that are taken from a file to predictions, a label and a category among them, and what
+else their pipeline files say."""
 WHOLE_FILE = """
 name: {name}
 root: {root}
@@ -65,6 +67,7 @@ label: {{label: regression}}
 split: {{by: hash, train: 0.7, validate: 0.2, score: 0.1}}
 publish: {{gate: {{baseline: never}}}}
 spark: {{master: "local[2]"}}
+{more}
 """
 HASHED = ["C3", "C12", "C16", "C21"]
 LOOKED_UP = [f"C{n}" for n in range(1, 27) if f"C{n}" not in HASHED]
@@ -266,7 +269,7 @@ def measured(rows, folder):
 
 def from_file_to_predictions(name, folder):
     """Make the table ``name``, run its pipeline once, and return the line of it."""
-    rows, columns = WHOLE[name]
+    rows, columns, more = WHOLE[name]
     rng = np.random.default_rng(7)
     numbers = {f"x{place}": rng.standard_normal(rows) for place in range(columns - 2)}
     kind = rng.integers(0, 20, rows)
@@ -276,7 +279,7 @@ def from_file_to_predictions(name, folder):
     pq.write_table(table, folder / "rows" / "part.parquet")
     file, root = folder / f"{name}.yaml", folder / "p"
     lines = "\n".join(f"  {number}: number" for number in numbers)
-    file.write_text(WHOLE_FILE.format(name=name, root=root, path=folder / "rows", numbers=lines))
+    file.write_text(WHOLE_FILE.format(name=name, root=root, path=folder / "rows", numbers=lines, more=more))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     start = time.perf_counter()
     command = [sys.executable, "-m", "sparkdl.cli", "run", str(file)]
@@ -338,7 +341,7 @@ def lines_of(sizes, folder):
 @pytest.mark.bench
 @pytest.mark.parametrize("name", WHOLE)
 def test_from_file_to_predictions(name, tmp_path, capsys):
-    """A first run of a small and of a wide table."""
+    """A first run of a small, a wide and a long table."""
     line = from_file_to_predictions(name, tmp_path)
     with capsys.disabled():
         print("\n" + json.dumps(line), flush=True)
