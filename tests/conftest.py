@@ -61,7 +61,7 @@ def spark(tmp_path_factory):
         # Short jobs: the optimising compiler costs more than it gains.
         .config(
             "spark.driver.extraJavaOptions",
-            f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m {java_options()}",
+            f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC {java_options()}",
         )
         .config("spark.sql.warehouse.dir", str(warehouse))
         .config("spark.ui.showConsoleProgress", "false")

@@ -68,7 +68,7 @@ def in_groups(collective):
     return output.tolist(), total.item()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("job", [gathered, scattered])
 def test_pairs_give_what_torch_gives(run_collective, job, size):
     for same in run_collective(job, size, "torch"):

@@ -41,6 +41,7 @@ def count_sets(monkeypatch):
     return written
 
 
+@pytest.mark.slow
 def test_the_fits_of_a_fold_share_its_shards_and_the_metrics_are_those_of_sparks_own_class(rows, tmp_path, monkeypatch):
     estimator = linear(tmp_path)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build()

@@ -33,6 +33,7 @@ def path(tmp_path):
     return tmp_path / "rows.parquet"
 
 
+@pytest.mark.slow
 def test_workers_and_spark_divide_the_rows_of_a_run_alike(spark, tmp_path, path, monkeypatch):
     runs, hashed_by_workers = {}, []
     monkeypatch.setattr(

@@ -142,7 +142,7 @@ def new_run(tmp_path, hours):
     return made
 
 
-@pytest.mark.parametrize("month", [False, True], ids=["all", "a month of them"])
+@pytest.mark.parametrize("month", [pytest.param(False, marks=pytest.mark.slow), True], ids=["all", "a month of them"])
 def test_that_nothing_is_new_is_told_by_looking_at_each_window_a_few_times(new_run, looked, hours, month):
     run = new_run(train=False, held=hours[-A_MONTH:] if month else hours)
     assert nothing_new(steps_asked_for(train=False), run)
@@ -160,6 +160,7 @@ def test_a_plan_looks_at_each_window_a_few_times(new_run, looked, hours, overrid
     assert 0 < looked["hashes"] < 10 * len(hours)
 
 
+@pytest.mark.slow
 def test_a_plan_where_scored_windows_are_due_again_is_told_whether_or_not_a_run_learns(new_run, hours):
     for train in (True, False):
         plan = plan_of(new_run("expect={positive: x > 0}", train=train))

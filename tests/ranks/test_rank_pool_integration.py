@@ -74,6 +74,7 @@ def test_a_rank_that_dies_between_two_runs_is_missed_by_nobody(pool):
     assert second not in earlier
 
 
+@pytest.mark.slow
 def test_a_group_that_a_failed_rank_left_open_is_joined_by_nobody(pool):
     with pytest.raises(ValueError, match="refused"):
         pool.together(partial(failed, 0), 2, "torch")

@@ -67,7 +67,11 @@ def sorted_table(rows, *, distinct, seed=0):
     return pa.table({**{f"x{i}": x[order, i].astype("f4") for i in range(5)}, "y": y[order].astype("f4")})
 
 
-@pytest.mark.parametrize("distinct", [0, 2, 4], ids=["all rows differ", "32 kinds of rows", "1,024 kinds of rows"])
+@pytest.mark.parametrize(
+    "distinct",
+    [0, 2, pytest.param(4, marks=pytest.mark.slow)],
+    ids=["all rows differ", "32 kinds of rows", "1,024 kinds of rows"],
+)
 @pytest.mark.parametrize("shard_bytes", [128 << 20, 100_000], ids=["one bucket", "many buckets"])
 def test_a_sorted_table_is_as_random_as_a_uniform_shuffle(tmp_path, distinct, shard_bytes):
     rows = 60_000

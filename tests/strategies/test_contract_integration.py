@@ -60,8 +60,9 @@ STRATEGIES = {
     ],
 }
 SLOW = {"fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
+SLOW |= {"zero2", "tensor", "expert"}  # which fsdp, and tests of their own, show as well
 FEW = ("clipped", "weights", "best", "thawed")  # of more than two ranks, on two processors
-WHOLE = {"all_reduce", "parameter_server(servers=2)"}  # whose other cases, too, are trained at once
+WHOLE = {"all_reduce"}  # whose other cases, too, are trained at once
 
 
 def marks(size, strategy, case="clipped"):

@@ -155,6 +155,7 @@ def together(ranks):
     return functools.lru_cache(lambda size: ranks.together(on_a_rank, size, "torch"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_where_memory_is_short_experts_are_dealt_and_trained_as_on_one_rank(together, size):
     torch.set_num_threads(1)

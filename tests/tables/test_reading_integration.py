@@ -44,6 +44,7 @@ def test_rows_that_a_vector_hides_are_left_out(spark, table):
     assert values(table.read(spark, version=2)) == list(range(43))
 
 
+@pytest.mark.slow
 def test_hidden_rows_are_told_by_their_place_in_a_file_of_many_row_groups(spark, tmp_path):
     table = Table(str(tmp_path / "table"))
     rows = 3 << 20  # three row groups as delta-rs writes them, of which filters skip some

@@ -135,7 +135,7 @@ def together(ranks, tmp_path_factory):
     return run
 
 
-WORLDS = [(2, "torch"), (3, "torch"), (2, "horovod")]
+WORLDS = [(2, "torch"), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(3, "torch"), (2, "horovod")])]
 
 
 @pytest.mark.parametrize(("size", "backend"), WORLDS)

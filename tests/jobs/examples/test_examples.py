@@ -30,6 +30,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_data_follow_from_their_recipe_and_are_made_once(name, tmp_path):
     truth = make(name)(tmp_path / "a", **RECIPES[name], seed=3)

@@ -196,6 +196,7 @@ def one_window(random, rows, reference_rows, shift=0.0):
     return old, new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reference_rows", "rows"), [(5000, 300), (1000, 1000)])
 def test_windows_without_drift_alarm_no_more_often_than_agreed(reference_rows, rows):
     """With thresholds of 0 chance alone is left; 2,000 windows in all, each of 12 measures of three features."""

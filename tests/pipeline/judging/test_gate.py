@@ -310,6 +310,7 @@ def days_with_effects(random, days, gain=0.0, skew=False):
     return tuple(Rows.of("regression", labels, one, groups=groups) for one in (new, old))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [5, 8, 40])
 def test_models_that_are_no_better_are_promoted_no_more_often_than_stated(days):
     trials, gate = 400, Gate(metric="rmse", resamples=400)

@@ -25,7 +25,7 @@ from sparkdl.pipeline.spec.source import (
 )
 
 COMMON = {"key": [], "time": None, "partition": None, "every": "day", "deleted_windows": "keep"}
-FUNCTION = "sparkdl.pipeline.code:code_hash"
+FUNCTION = "sparkdl.pipeline.windows:span"
 IDENTITIES = [
     (DeltaSource(table="/t", allow_folders=("/u",)), {"kind": "delta", "table": "/t", "version": None}),
     (ParquetSource(path="/p", deleted_windows="keep"), {"kind": "parquet", "path": "/p", "options": {}}),

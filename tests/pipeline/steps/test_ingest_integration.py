@@ -273,7 +273,7 @@ def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
     assert {books.window: books.kept for books in compacted}["2026-03-03"] == 4
 
 
-@pytest.mark.parametrize("when", [{"partition": "day"}, {"time": "day"}])
+@pytest.mark.parametrize("when", [{"partition": "day"}, pytest.param({"time": "day"}, marks=pytest.mark.slow)])
 def test_rows_that_a_deletion_vector_takes_from_a_table_go(spark, tables, tmp_path, when):
     place = str(tmp_path / "orders")
     rows = spark.range(80).selectExpr("id AS order_id", "1.0D AS amount", "IF(id < 40, '2026-03-01', '2026-03-02') day")

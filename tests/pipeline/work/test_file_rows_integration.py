@@ -64,8 +64,15 @@ def counted(frame, columns=None):
     return Counter(map(str, frame.select(*(f"`{name}`" for name in columns or frame.columns)).collect()))
 
 
-@pytest.mark.parametrize("windows", [["one", "two"], ["two"]])
-@pytest.mark.parametrize("override", ["split.seed=0", "split.seed=3000000000"])
+@pytest.mark.parametrize(
+    ("override", "windows"),
+    [
+        ("split.seed=0", ["two"]),
+        ("split.seed=3000000000", ["one", "two"]),
+        pytest.param("split.seed=0", ["one", "two"], marks=pytest.mark.slow),
+        pytest.param("split.seed=3000000000", ["two"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_part_has_the_rows_that_spark_gives_it(spark, table, override, windows):
     spec, clean = loads(TEXT, [override]).spec, table.read(spark)
     slotted = with_slots(clean, spec)
