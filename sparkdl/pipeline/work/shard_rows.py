@@ -174,16 +174,17 @@ def shard_rows(
     files = None
     if spec.train.spreads and not spec.train.partitions_per_process:  # else Spark makes the order, or the partitions
         files = files_of_parts(project, windows, spark)
-    if files is not None and _encodes(files.scan.schema, columns, labels, spec.weight):
-        by_window = isinstance(spec.split, TimeSplit) or len(windows) == 1
-        mapped, stored = _mapped_of_files(files, columns, by_window), files.scan.schema
+    if files is not None and not _encodes(files.scan.schema, columns, labels, spec.weight):
+        files = None
+    windows_tell = len(windows) == 1 or (files is not None and isinstance(spec.split, TimeSplit))
+    part_column = WINDOW if windows_tell else PART
+    parts = windows if windows_tell else {part: [part] for part in windows}
+    if files is not None:
+        mapped, stored = _mapped_of_files(files, columns, part_column), files.scan.schema
     else:
-        by_window = len(windows) == 1
-        mapped, stored = _mapped_of_frame(project, clean, windows, columns, labels)
+        mapped, stored = _mapped_of_frame(project, clean, windows, columns, labels, part_column)
     fields = [pa.field(name, kinds.get(name, stored.field(name).type)) for name in columns]
     marks = [pa.field(VALIDATES, pa.bool_())] if "validate" in windows else []
-    parts = windows if by_window else {part: [part] for part in windows}
-    part_column = WINDOW if by_window else PART
     return ShardRows(spark, pa.schema([*fields, *marks]), labels, spec.weight, parts, part_column, mapped)
 
 
@@ -197,21 +198,22 @@ def _encodes(stored: pa.Schema, columns: Sequence[str], labels: Labels, weight: 
     return all(values is not None for values in numbers)
 
 
-def _mapped_of_files(files: FileRows, columns: Sequence[str], by_window: bool) -> _Mapped:
-    read, part_column = (list(dict.fromkeys([*columns, WINDOW])), None) if by_window else (list(columns), PART)
+def _mapped_of_files(files: FileRows, columns: Sequence[str], part_column: str) -> _Mapped:
+    stored = list(dict.fromkeys([*columns, *([WINDOW] if part_column == WINDOW else [])]))
+    added = PART if part_column == PART else None
 
     def mapped(task: Task, schema: str) -> DataFrame:
-        return files.map(read, [task], schema, part_column)
+        return files.map(stored, [task], schema, added)
 
     return mapped
 
 
 def _mapped_of_frame(
-    project: Project, clean: DataFrame, windows: Mapping[Part, Sequence[str]], columns: Sequence[str], labels: Labels
-) -> tuple[_Mapped, pa.Schema]:
+    project: Project, clean: DataFrame, windows: Mapping[Part, Sequence[str]], columns: Sequence[str], labels: Labels,
+    part_column: str,
+) -> tuple[_Mapped, pa.Schema]:  # fmt: skip
     """The same of the rows as Spark hands them on, and their types."""
     spec, spark = project.spec, clean.sparkSession
-    part_column = PART if len(windows) > 1 else WINDOW
     frame = part_frame(project, clean, windows, [*columns, part_column])
     check_names(frame.columns, columns, cases=tells_cases_apart(frame))
     casts = {label.name: encodable(label) for label in labels}
