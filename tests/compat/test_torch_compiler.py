@@ -97,6 +97,7 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_optimizers_train_without_the_compiler():
     run(TRAINS)
 

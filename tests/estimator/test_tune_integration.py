@@ -61,6 +61,7 @@ def test_a_search_without_a_name_leaves_nothing_in_the_store(rows, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_a_search_that_was_interrupted_goes_on_where_it_was(rows, trained, tmp_path):
     jobs, _ = trained
     space = {"lr": Range(1e-5, 0.2, log=True)}

@@ -102,7 +102,14 @@ def test_mirrored_again_nothing_is_made_again_and_the_aliases_follow(registry, b
     assert counted(client, named) == (2, 2, 2)
 
 
-@pytest.mark.parametrize("cut", ["_log", "log_batch", "write_model", "_registered", "_noted"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "_log",
+        "write_model",
+        *(pytest.param(cut, marks=pytest.mark.slow) for cut in ("log_batch", "_registered", "_noted")),
+    ],
+)
 def test_a_mirror_that_was_cut_off_is_finished_by_the_next(registry, uri, client, named, cut, monkeypatch):
     from mlflow import MlflowClient
 

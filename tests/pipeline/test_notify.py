@@ -80,7 +80,7 @@ class Server:
         self.address = f"http{'s' if context else ''}://127.0.0.1:{self.http.server_port}"
 
     def __enter__(self):
-        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
         self.thread.start()
         return self
 

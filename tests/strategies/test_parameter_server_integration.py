@@ -312,6 +312,7 @@ def by_hand(lost, at_step):
     return net.state_dict()
 
 
+@pytest.mark.slow
 def test_others_go_on_with_the_mean_of_those_that_live(ranks):
     job = functools.partial(without_a_rank, "parameter_server(servers=1, tolerant=True)", 2, 5, None)
     leader, other, _ = ranks.run_at_store([], job, 3)

@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError
 
 GROUPS = [
     pytest.param(("torch", 2), marks=pytest.mark.slow),
-    ("torch", 3),
+    pytest.param(("torch", 3), marks=pytest.mark.slow),
     pytest.param(("horovod", 2), marks=NEEDS_HOROVOD),
 ]
 

@@ -165,7 +165,7 @@ def test_backfill_and_new_rules_do_windows_again(spark, orders, tables):
     assert ingest(spark, warned, tables, "four", NOW) == []  # a warning changes no row
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Asia/Tokyo"])
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", pytest.param("Asia/Tokyo", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("column", "windows"),
     [

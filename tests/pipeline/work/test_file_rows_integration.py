@@ -96,7 +96,11 @@ def test_a_part_has_the_rows_that_spark_gives_it(spark, table, override, windows
 
 @pytest.mark.parametrize(
     "override",
-    ["split.seed=5", "split.group=text", "source.key=[x, a.b]", "split={by: time, train: 1 day, validate: 1 day}"],
+    [
+        "split.seed=5",
+        "split={by: time, train: 1 day, validate: 1 day}",
+        *(pytest.param(override, marks=pytest.mark.slow) for override in ("split.group=text", "source.key=[x, a.b]")),
+    ],
 )
 def test_the_driver_reads_the_labelled_rows_of_a_part(spark, table, override):
     text = TEXT.replace("path: /none", "path: /none, partition: p") if "time" in override else TEXT

@@ -86,22 +86,33 @@ def reads_files(rows):
     return "Scan parquet" not in rows.mapped(told, "report binary")._jdf.queryExecution().toString()
 
 
-@pytest.mark.parametrize("source", ["files", "spark"])
+DIVIDED = {
+    "booleans": (HASH, BOTH, [FLAG], None),
+    "two, weighed": (HASH, BOTH, [FLAG, WHOLE], "single"),
+    "bad weights": (HASH, BOTH, [TEXT], "byte"),
+    "weighed by booleans": (HASH, BOTH, [AMOUNT], "even"),
+    "groups": (GROUP, BOTH, [FLAG, WHOLE], "single"),
+    "days": (TIME, DAYS, [AMOUNT, FLAG], None),
+    "days, weighed": (TIME, DAYS, [FLAG, WHOLE], "single"),
+}
+OF_SPARK = {"bad weights", "days, weighed"}  # that Spark hands on in a quick test, too
+
+
 @pytest.mark.parametrize(
-    ("split", "windows", "labels", "weight"),
+    ("source", "split", "windows", "labels", "weight"),
     [
-        (HASH, BOTH, [FLAG], None),
-        (HASH, BOTH, [FLAG, WHOLE], "single"),
-        (HASH, BOTH, [TEXT], "byte"),
-        (HASH, BOTH, [AMOUNT], "even"),
-        (GROUP, BOTH, [FLAG, WHOLE], "single"),
-        (TIME, DAYS, [AMOUNT, FLAG], None),
-        (TIME, DAYS, [FLAG, WHOLE], "single"),
+        pytest.param(
+            source,
+            *given,
+            id=f"{name}-{source}",
+            marks=() if source == "files" or name in OF_SPARK else pytest.mark.slow,
+        )
+        for name, given in DIVIDED.items()
+        for source in ("files", "spark")
     ],
-    ids=["booleans", "two, weighed", "bad weights", "weighed by booleans", "groups", "days", "days, weighed"],
 )
 def test_the_rows_and_their_totals_are_those_of_sql(
-    spark, table, features, split, windows, labels, weight, source, monkeypatch
+    spark, table, features, source, split, windows, labels, weight, monkeypatch
 ):
     of_labels = Labels(labels=tuple(labels))
     project = project_of(table, split, *([f"weight={weight}"] if weight else []))
