@@ -18,7 +18,7 @@ from sparkdl.pipeline.steps.learning import LearningStep, part_rows, parts_to_le
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import TrainStep
 from sparkdl.pipeline.windows import Parts
-from sparkdl.pipeline.work.labels import check_labels, labelled
+from sparkdl.pipeline.work.labels import labelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +151,6 @@ def _judging(
     count = prepared.shards.validate_rows
     if part == "test":
         counts = shard_rows(run.project, clean, {part: windows}, (), prepared.labels).count()[part]
-        check_labels(counts, part, prepared.labels, spec.weight)
         record.unlabelled["test"], record.rows["test"] = counts.unlabelled, counts.labelled
         count = counts.labelled
     trained = trained_of(run.receipts, rival)

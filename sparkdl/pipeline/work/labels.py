@@ -170,7 +170,9 @@ def same_label(fitted: FittedLabel, label: Label) -> bool:
 
 def labelled(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     """The rows that have all labels."""
-    return rows.where(_has_labels(names))
+    from pyspark.sql import functions as F
+
+    return rows.where(functools.reduce(operator.and_, [F.col(quoted(name)).isNotNull() for name in names]))
 
 
 def encoded(label: FittedLabel) -> Column:
@@ -268,13 +270,6 @@ def check_labels(counts: LabelCounts, part: Part, labels: Labels, weight: str | 
         )
     if weight is not None and counts.most_weight == 0:
         raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
-
-
-def _has_labels(names: Iterable[str]) -> Column:
-    """Whether a row has all labels."""
-    from pyspark.sql import functions as F
-
-    return functools.reduce(operator.and_, [F.col(quoted(name)).isNotNull() for name in names])
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:

@@ -28,7 +28,6 @@ from sparkdl.pipeline.work.file_rows import part_files, part_frame
 from sparkdl.pipeline.work.labels import (
     Labels,
     bundle_source,
-    check_labels,
     fit_labels,
     labelled,
     labels_of,
@@ -161,20 +160,11 @@ def cut_shards(
     weight = [spec.weight] if spec.weight else []
     rows = shard_rows(project, clean, windows, features.columns, labels)
 
-    def check() -> None:
-        for part, counts in rows.counts.items():
-            check_labels(counts, part, labels, spec.weight)
-
     version = str(table.version())
     train, validate = (
         ShardSource(uri=table.uri, version=version, transformation=f"{key} {part}") for part in ("train", "validate")
     )
     config = ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0)
-
-    def check_before_commit() -> None:
-        check()
-        before_commit()
-
     written = write_split(
         rows,
         VALIDATES,
@@ -184,11 +174,10 @@ def cut_shards(
         config=config,
         sources=(train, validate),
         overwrite=True,
-        before_commit=check_before_commit,
+        before_commit=before_commit,
     )
     if not rows.counts:  # an earlier run, that was killed, wrote both sets
         rows.count()
-    check()
     manifests: list[Manifest] = []
     for manifest in written:
         if isinstance(manifest, NoRowsError):

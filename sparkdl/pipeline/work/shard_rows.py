@@ -29,6 +29,7 @@ from sparkdl.pipeline.work.labels import (
     LabelCounts,
     Labels,
     as_doubles,
+    check_labels,
     encodable,
     encodable_weight,
     encoded_values,
@@ -44,17 +45,17 @@ _Mapped = Callable[[Task, str], "DataFrame"]
 
 @dataclass
 class ShardRows:
-    """The labelled rows of parts, for one ``write_split``.
+    """The labelled rows of parts, to be written by one ``write_split``, or counted alone.
 
     Attributes:
         spark: whose workers read.
-        schema: of the rows as a task gets them, at the end whether each is to validate.
+        schema: of the rows as a task gets them, at the end whether each is to validate, if that is one of the parts.
         labels: as training saw them.
         weight: the column of the weights of rows; None where there are none.
         parts: by part, the values of ``part_column`` in its rows.
         part_column: that tells which part a row is of.
         mapped: what a task makes, with this schema, of the rows of all parts, with and without labels.
-        counts: of the rows that tasks have had; see ``check_labels``.
+        counts: of the rows of each part that tasks have had.
     """
 
     spark: SparkSession
@@ -67,7 +68,11 @@ class ShardRows:
     counts: dict[Part, LabelCounts] = field(default_factory=dict)
 
     def reports(self, task: Task) -> list[bytes]:
-        """What a task reports of the rows of each worker, in one batch of one row, once it has had all."""
+        """What a task reports of the rows of each worker, in one batch of one row, once it has had all.
+
+        Raises:
+            DataError: labels or weights are refused, or a part has no row with a label; see ``check_labels``.
+        """
         columns = tuple(self.schema.names)
         labelled_rows = _LabelledRows(task, columns, self.labels, self.weight, self.parts, self.part_column)
         self.counts |= {part: LabelCounts() for part in self.parts}
@@ -75,10 +80,12 @@ class ShardRows:
         for row in rows:
             for part, counts in msgspec.json.decode(row["counts"], type=dict[Part, LabelCounts]).items():
                 self.counts[part].add(counts)
+        for part, counts in self.counts.items():
+            check_labels(counts, part, self.labels, self.weight)
         return [bytes(row["report"]) for row in rows]
 
     def count(self) -> dict[Part, LabelCounts]:
-        """Count the rows without writing them."""
+        """Count the rows without writing them; raises as ``reports``."""
         self.reports(_only_read)
         return self.counts
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Number
 from sparkdl.features.statistics import statistics_of
@@ -122,9 +122,20 @@ def test_the_rows_and_their_totals_are_those_of_sql(
     rows = rows_of_parts(clean, project.spec, windows)
     shards = shard_rows(project, clean, windows, features.columns, of_labels)
     assert reads_files(shards) == (source == "files")
+    of_weight = F.col(weight).cast("float").alias("weight") if weight else F.lit(1.0).alias("weight")
+    seen = rows.select(PART, F.concat(*(F.col(name).cast("string") for name in of_labels.names)).alias("l"), of_weight)
+    wanted = counted(seen.collect())
+    if weight == "byte":  # which is missing in some rows
+        count = wanted["train"].refused_weights
+        with pytest.raises(
+            DataError, match=f"weight 'byte' is missing, negative or not finite in {count} of the rows to"
+        ):
+            shards.reports(told)
+        assert shards.counts == wanted
+        return
     found = [row for report in shards.reports(told) for row in pickle.loads(report)]
     numbers = {label.name: encoded(label) for label in labels} | (
-        {weight: F.coalesce(F.col(weight).cast("float"), F.lit(0.0))} if weight else {}
+        {weight: F.col(weight).cast("float")} if weight else {}
     )
     chosen = labelled(rows.where(F.col(PART).isNotNull()), of_labels.names).withColumns(
         {**numbers, VALIDATES: F.col(PART) == "validate"}
@@ -135,9 +146,7 @@ def test_the_rows_and_their_totals_are_those_of_sql(
         map(str, map(dict.items, map(sorted_row, expected)))
     )
     assert len({row[VALIDATES] for row in found}) == 2
-    of_weight = F.col(weight).cast("float").alias("weight") if weight else F.lit(1.0).alias("weight")
-    seen = rows.select(PART, F.concat(*(F.col(name).cast("string") for name in of_labels.names)).alias("l"), of_weight)
-    assert shards.counts == counted(seen.collect())
+    assert shards.counts == wanted
 
 
 def counted(rows):
@@ -208,12 +217,17 @@ def test_rows_of_one_part_are_counted_without_being_written(spark, table, split,
     rows = rows_of(clean, project.spec, "validate", windows)
     refused = rows.where("y IS NOT NULL AND text = 'row xx'").count()
     assert refused
-    assert shard_rows(project, clean, {"validate": windows}, (), labels).count() == {
+    counting = shard_rows(project, clean, {"validate": windows}, (), labels)
+    with pytest.raises(DataError, match=f"label 'text': {refused} of the rows to validate .* such as 'row xx'"):
+        counting.count()
+    assert counting.counts == {
         "validate": LabelCounts(
             rows=rows.count(), labelled=rows.where("y IS NOT NULL").count(), most_weight=1.0,
             refused={"text": refused}, examples={"text": "row xx"},
         )
     }  # fmt: skip
+    known = shard_rows(project, clean, {"validate": windows}, (), Labels(labels=(FLAG, TEXT))).count()
+    assert known["validate"].labelled == rows.where("y IS NOT NULL").count()
 
 
 def typed(rows):
@@ -235,13 +249,16 @@ def test_spark_hands_on_what_it_alone_can(spark, table, features, overrides, win
     project, clean = project_of(table, HASH, *overrides), table.read(spark)
     assert reads_files(shard_rows(project_of(table, HASH), clean, BOTH, features.columns, Labels(labels=(FLAG,))))
     shards = shard_rows(project, clean, windows, features.columns, Labels(labels=tuple(labels)))
+    if "weight=note" in overrides:
+        with pytest.raises(DataError, match="weight 'note' is missing, negative or not finite in"):
+            shards.reports(told)
+        assert all(counts.refused_weights == counts.labelled > 0 for counts in shards.counts.values())
+        return
     found = [row for report in shards.reports(told) for row in pickle.loads(report)]
     rows = rows_of_parts(clean, project.spec, windows)
     numbers = {label.name: encoded(label) for label in labels}
     expected = rows.where(F.col(PART).isNotNull()).withColumns(numbers).select(*numbers).dropna().collect()
     assert Counter(tuple(row[name] for name in numbers) for row in found) == Counter(map(tuple, expected))
-    refused_weights = sum(counts.refused_weights for counts in shards.counts.values())
-    assert refused_weights == (len(found) if "weight=note" in overrides else 0)
     partitions = shards.mapped(told, "report binary").rdd.getNumPartitions()
     assert "train.partitions_per_process=2" not in overrides or partitions == 2 * spark.sparkContext.defaultParallelism
 
