@@ -1,9 +1,9 @@
 """Which functions a file names, and the code behind one as a hash: edit it, and what it decided is done again.
 
-Nothing is imported but the packages that a module lies in, so that a run with nothing to do stays quick.
+Nothing is imported, so that a run with nothing to do stays quick.
 
 What counts as the same project: the package that the module belongs to, or, for a module that belongs to none, the
-files beside it. Packages that are installed (torch, one's own wheels) are covered by their versions, not by this.
+files beside it. Of what is installed (torch, one's own wheels) only the package of the named function counts, whole.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 import json
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,20 +33,25 @@ def named_functions(spec: PipelineSpec) -> Iterator[tuple[FilePath, str]]:
         yield ("source", "function"), function
     if spec.transform is not None and spec.transform.function is not None:
         yield ("transform", "function"), spec.transform.function
-    for name, options in spec.features.items():
-        for target in token_functions({name: options}):
-            yield ("features", name), target
+    yield from saved_functions(spec)
     for name, label in spec.label.items():
         if label.loss is not None and ":" in label.loss:
             yield ("label", name, "loss"), label.loss
-    if spec.model.factory is not None:
-        yield ("model", "factory"), spec.model.factory
     if ":" in spec.train.optimizer:
         yield ("train", "optimizer"), spec.train.optimizer
     searched = spec.search.space.get("train.optimizer", ()) if spec.search is not None else ()
     for position, optimizer in enumerate(() if isinstance(searched, Range) else searched):
         if isinstance(optimizer, str) and ":" in optimizer:
             yield ("search", "space", "train.optimizer", position), optimizer
+
+
+def saved_functions(spec: PipelineSpec) -> Iterator[tuple[FilePath, str]]:
+    """Yield the path and the name of each function that models of the file name, wherever they are loaded."""
+    for name, options in spec.features.items():
+        for target in token_functions({name: options}):
+            yield ("features", name), target
+    if spec.model.factory is not None:
+        yield ("model", "factory"), spec.model.factory
 
 
 def code_folder(code: str) -> str | None:
@@ -92,9 +98,14 @@ def importable(code: str) -> Iterator[None]:
 
 def _own(file: Path, folder: Path) -> bool:
     """Whether a file is code of the folder, and not of an environment or a sparkdl that lies in it."""
-    if not file.is_relative_to(folder) or file.is_relative_to(Path(__file__).parents[1]):
-        return False
-    return not {"site-packages", "dist-packages"} & set(file.parts)
+    return file.is_relative_to(folder) and not _installed(file)
+
+
+def _installed(file: Path) -> bool:
+    """Whether a file is of the standard library, of an installed package or of sparkdl, and nobody's own code."""
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return True
+    return any(file.is_relative_to(folder) for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -125,30 +136,46 @@ def imported(target: str, what: str) -> Any:
 def code_hash(target: str) -> str:
     """A hash of the source behind ``module:function``: its module, and what that imports from the same project.
 
+    Of a function that is installed its whole package counts: to follow the imports of torch takes a minute.
+
     Raises:
         ConfigError: there is no such module, or it has no source.
     """
     module, function = split_target(target)
+    source = _source(module)
+    if source is None:
+        raise ConfigError(
+            f"{target} names the module {module}, which is neither in the folder that `code` names nor installed: put "
+            "it there, or correct the name"
+        )
+    _check_bound(_parsed(module, source, source.read_bytes()), target)
+    hashes = _hashes_of_package(module, source) if _installed(source) else _hashes_of_imports(module)
+    return sha256_hex(json.dumps([function, sorted(hashes.items())]).encode())
+
+
+def _hashes_of_package(module: str, source: Path) -> dict[str, str]:
+    """A hash of each file of the package that a module lies in; of the module's alone where it lies in none."""
+    if "." not in module and source.name != "__init__.py":
+        return {module: sha256_hex(source.read_bytes())}
+    top = _source(module.split(".")[0])
+    folder = source.parent if top is None else top.parent  # several packages may share a name that has no source
+    return {str(file.relative_to(folder)): sha256_hex(file.read_bytes()) for file in folder.rglob("*.py")}
+
+
+def _hashes_of_imports(module: str) -> dict[str, str]:
+    """A hash of a module and of each that it imports from its own project, by name."""
     hashes: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in hashes:
-            continue
-        source = _source(name)
+        source = None if name in hashes else _source(name)
         if source is None:
-            if name == module:
-                raise ConfigError(
-                    f"{target} names the module {module}, which is neither in the folder that `code` names nor "
-                    "installed: put it there, or correct the name"
-                )
             continue
         data = source.read_bytes()
-        hashes[name], parsed = sha256_hex(data), _parsed(name, source, data)
-        if name == module:
-            _check_bound(parsed, target)
-        todo += [dependency for dependency in _imports(parsed, name, source) if _same_project(dependency, module)]
-    return sha256_hex(json.dumps([function, sorted(hashes.items())]).encode())
+        hashes[name] = sha256_hex(data)
+        names = _imports(_parsed(name, source, data), name, source)
+        todo += [dependency for dependency in names if _same_project(dependency, module)]
+    return hashes
 
 
 def arguments_of(target: str) -> dict[str, str | None] | None:
@@ -185,12 +212,19 @@ def _last_called(name: str, body: Iterable[ast.stmt]) -> ast.stmt | None:
 
 
 def _source(name: str) -> Path | None:
+    """The file of a module, found without an import of the packages that it lies in."""
+    top, *rest = name.split(".")
     try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # no such package, or a module that was made in memory
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a finder that fails, or a module that was made in memory
+        spec = None
+    if spec is None:
         return None
-    path = Path(spec.origin) if spec is not None and spec.origin else None
-    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+    files = [Path(spec.origin or "")]
+    if rest:
+        places = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+        files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
+    return next((file for file in files if file.suffix == ".py" and file.is_file()), None)
 
 
 def _parsed(name: str, source: Path, data: bytes) -> ast.Module:

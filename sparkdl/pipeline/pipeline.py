@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
 from sparkdl.interchange.mlflow import check_installed
+from sparkdl.models.trust import never
 from sparkdl.pipeline.check import problems_of
-from sparkdl.pipeline.code import code_hash, importable, named_functions
+from sparkdl.pipeline.code import code_hash, importable, named_functions, saved_functions, split_target
 from sparkdl.pipeline.file import PipelineFile, draft, load
 from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.plan import Plan, plan_of
@@ -256,6 +257,12 @@ def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:
             code_hash(target)
         except ConfigError as error:
             problems.append((path, f": {error}"))
+    for path, target in saved_functions(spec):
+        if reason := never(split_target(target)[0]):
+            sentence = (
+                f": {target}, which a saved model would name, {reason}: write a function of your own that calls it"
+            )
+            problems.append((path, sentence))
     problems += search_problems(spec)
     if spec.publish.mlflow is not None:
         try:

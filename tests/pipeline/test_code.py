@@ -26,15 +26,21 @@ def project(tmp_path, monkeypatch):
         "lone_model_.py": "import lone_helper_\ndef build(): ...\n",
         "lone_helper_.py": "import torch\n",
         "lone_other_.py": "",
+        "site-packages/wheel_/__init__.py": "",
+        "site-packages/wheel_/model.py": "import wheel_helper_\ndef build(): ...\n",
+        "site-packages/wheel_/deep/other.py": "",
+        "site-packages/wheel_helper_.py": "import wheel_other_\ndef build(): ...\n",
+        "site-packages/wheel_other_.py": "",
+        "site-packages/shared_/theirs/build.py": "def build(): ...\n",
+        "site-packages/shared_/others/build.py": "",
     }
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith(("churn_", "lone_"))]:
-        del sys.modules[name]
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,13 @@ def project(tmp_path, monkeypatch):
         ("churn_.model:build", "lone_helper_.py", False),
         ("lone_model_:build", "lone_helper_.py", True),
         ("lone_model_:build", "lone_other_.py", False),
+        ("wheel_.model:build", "site-packages/wheel_/model.py", True),
+        ("wheel_.model:build", "site-packages/wheel_/deep/other.py", True),
+        ("wheel_.model:build", "site-packages/wheel_helper_.py", False),
+        ("wheel_helper_:build", "site-packages/wheel_helper_.py", True),
+        ("wheel_helper_:build", "site-packages/wheel_other_.py", False),
+        ("shared_.theirs.build:build", "site-packages/shared_/theirs/build.py", True),
+        ("shared_.theirs.build:build", "site-packages/shared_/others/build.py", False),
     ],
 )
 def test_the_hash_follows_what_is_imported_from_the_same_project(project, target, file, counts):
@@ -64,9 +77,18 @@ def test_two_functions_of_a_module_differ(project):
     assert code_hash("churn_.model:build") != code_hash("churn_.model:other")
 
 
-def test_nothing_but_packages_is_imported(project):
-    code_hash("churn_.model:build")
-    assert "churn_.model" not in sys.modules
+@pytest.mark.parametrize("target", ["churn_.model:build", "wheel_.model:build", "xml.sax.saxutils:escape"])
+def test_nothing_is_imported(project, target):
+    before = {*sys.modules} - {name for name in sys.modules if name.startswith("xml.sax")}
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+    code_hash(target)
+    assert {*sys.modules} <= before
+
+
+def test_what_a_module_lies_in_has_to_be_a_package(project):
+    with pytest.raises(ConfigError, match="neither in the folder"):
+        code_hash("lone_model_.lone_helper_:build")
 
 
 @pytest.mark.parametrize("target", ["model", "model:", ":build", "a b:c", "a.:b", "a/b:c"])

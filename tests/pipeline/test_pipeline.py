@@ -81,6 +81,30 @@ def test_functions_that_are_not_there_are_told_all_at_once_with_their_lines(fold
     ]
 
 
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        (
+            "features.words={type: text, tokens: 'shlex:split'}",
+            r"features.words: shlex:split.*Python's standard library",
+        ),
+        ("model=torch.hub:load", r"model.factory: torch.hub:load.* is part of torch outside of torch.nn"),
+        ("model=sparkdl.doctor:checks", r"model.factory: sparkdl.doctor:checks.* is sparkdl itself"),
+    ],
+)
+def test_what_no_saved_model_may_name_is_refused_before_a_training(folder, word, reason):
+    with pytest.raises(PipelineFileError, match=f"{reason}.*write a function of your own that calls it"):
+        Pipeline.load(folder / "wine.yaml", [word])
+
+
+def test_packages_of_functions_that_models_name_are_trusted_and_no_others(folder):
+    (folder / "cellar.py").write_text("def sgd(model): ...\ndef read(spark): ...\n")
+    words = ["train.optimizer=cellar:sgd", "label.quality.loss=torch.nn.functional:huber_loss"]
+    assert Project(Pipeline.load(folder / "wine.yaml", words).file).trusted == []
+    words += ["features.words={type: text, tokens: 'numpy.strings:upper'}", "model=torch.nn:Linear"]
+    assert Project(Pipeline.load(folder / "wine.yaml", words).file).trusted == ["numpy", "torch.nn"]
+
+
 def test_functions_among_the_settings_of_a_search_are_functions_of_the_file(folder):
     split = "split: {by: hash, train: 0.6, validate: 0.2, test: 0.1, score: 0.1}\n"
     text = f"{FILE}{split}search:\n  space:\n    train.optimizer: [adam, 'cellar:sgd']\n"

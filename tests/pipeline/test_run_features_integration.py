@@ -120,7 +120,7 @@ def test_every_type_of_feature_and_two_labels_are_predicted_as_the_published_mod
       place: vector
       picture: {{type: image, height: 8, width: 8, channels: 1}}
       day: date_parts
-    label: {{kept: {{type: binary, positive: "yes"}}, price: regression}}
+    label: {{kept: {{type: binary, positive: "yes"}}, price: {{type: regression, loss: "torch.nn:HuberLoss"}}}}
     weight: trust
     split: {{by: column, column: fold, train: [a], validate: [b], score: [c]}}
     train: {{epochs: 2, batch_size: 32, num_proc: 1, verbose: 0, optimizer: adamw, decay: cosine, warmup_steps: 3,

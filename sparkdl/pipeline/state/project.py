@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sparkdl.pipeline.code import code_hash, named_functions, split_target
+from sparkdl.models.trust import never
+from sparkdl.pipeline.code import code_hash, named_functions, saved_functions, split_target
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.spec import PipelineSpec
@@ -60,5 +61,7 @@ class Project:
 
     @property
     def trusted(self) -> list[str]:
-        """The packages of the functions that the file names: whoever runs the file trusts them."""
-        return sorted({split_target(target)[0].split(".")[0] for target in self.code} - {"sparkdl"})
+        """The packages of the functions that a model of this file names: whoever runs the file trusts them."""
+        modules = [split_target(target)[0] for _, target in saved_functions(self.spec)]
+        packages = {module: module.split(".")[0] for module in modules}
+        return sorted({module if never(package) else package for module, package in packages.items()})
