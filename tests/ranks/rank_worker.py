@@ -14,7 +14,12 @@ import sys
 import traceback
 
 PRELOADED = ("torch", "horovod.torch", "sparkdl.launch.rank.rank", "sparkdl.train.trainer")
-PRELOADED += ("sparkdl.strategies.mesh_strategy", "sparkdl.strategies.pipeline", "sparkdl.strategies.parameter_server")
+PRELOADED += (
+    "torch._dynamo",
+    "sparkdl.strategies.mesh_strategy",
+    "sparkdl.strategies.pipeline",
+    "sparkdl.strategies.parameter_server",
+)
 
 
 def main() -> None:
