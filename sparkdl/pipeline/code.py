@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib.util
 import json
 import sys
@@ -173,8 +174,7 @@ def _hashes_of_imports(module: str) -> dict[str, str]:
             continue
         data = source.read_bytes()
         hashes[name] = sha256_hex(data)
-        names = _imports(_parsed(name, source, data), name, source)
-        todo += [dependency for dependency in names if _same_project(dependency, module)]
+        todo += [dependency for dependency in _imports(name, source, data) if _same_project(dependency, module)]
     return hashes
 
 
@@ -260,20 +260,24 @@ def _check_bound(tree: ast.Module, target: str) -> None:
     raise ConfigError(f"{target}: the module {module} has no {function!r}: {meant}")
 
 
-def _imports(tree: ast.Module, name: str, path: Path) -> Iterator[str]:
-    """Names that may be modules: ``from a import b`` gives ``a`` and ``a.b``; a package gives its parents, too."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
+@functools.lru_cache(maxsize=4096)
+def _imports(name: str, source: Path, data: bytes) -> tuple[str, ...]:
+    """Names that may be modules: ``from a import b`` gives ``a`` and ``a.b``; a package gives its parents, too.
+
+    A file is parsed once as long as it says the same: a run asks twice, and each of hundreds takes some milliseconds.
+    """
+    package = name if source.name == "__init__.py" else name.rpartition(".")[0]
+    names = [package]
+    for node in ast.walk(_parsed(name, source, data)):
         if isinstance(node, ast.Import):
-            yield from _with_parents(alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from _with_parents([base])
-            yield from (f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")
-    yield from _with_parents([package] if package else [])
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")]
+    return tuple(_with_parents(dict.fromkeys(names)))
 
 
 def _with_parents(names: Iterable[str]) -> Iterator[str]:

@@ -18,7 +18,9 @@ def project(tmp_path, monkeypatch):
         "churn_/model.py": (
             "import json\nfrom churn_ import layers\nfrom . import sizes\ndef build(): ...\ndef other(): ...\n"
         ),
-        "churn_/layers.py": "from .inner.deep import x\n",
+        "churn_/layers.py": "from .inner.deep import x\nfrom .needy import part\n",
+        "churn_/needy/__init__.py": "import absent_package_\n",
+        "churn_/needy/part.py": "",
         "churn_/sizes.py": "A = 1\n",
         "churn_/inner/__init__.py": "",
         "churn_/inner/deep.py": "x = 1\n",
@@ -52,6 +54,7 @@ def project(tmp_path, monkeypatch):
         ("churn_.model:build", "churn_/inner/deep.py", True),
         ("churn_.model:build", "churn_/inner/__init__.py", True),
         ("churn_.model:build", "churn_/__init__.py", True),
+        ("churn_.model:build", "churn_/needy/part.py", True),
         ("churn_.model:build", "churn_/report.py", False),
         ("churn_.model:build", "lone_helper_.py", False),
         ("lone_model_:build", "lone_helper_.py", True),
