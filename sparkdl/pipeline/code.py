@@ -187,12 +187,7 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
     Raises:
         ConfigError: there is no such module, or it is no Python.
     """
-    module, function = split_target(target)
-    source = _source(module)
-    if source is None:
-        raise ConfigError(f"{target} names the module {module}, which is not there")
-    body: list[ast.stmt] = _parsed(module, source, source.read_bytes()).body
-    node = _last_called(function, body)
+    node = _definition(target)
     is_class = isinstance(node, ast.ClassDef)
     if isinstance(node, ast.ClassDef):
         node = None if node.decorator_list else _last_called("__init__", node.body)
@@ -205,6 +200,33 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
         argument.arg: None if argument.annotation is None else ast.unparse(argument.annotation)
         for argument in (*by_position, *node.args.kwonlyargs)
     }
+
+
+def says_what_it_returns(target: str) -> bool:
+    """Whether a function is annotated with what it returns; True of a class, and where only an import can tell.
+
+    Raises:
+        ConfigError: there is no such module, or it is no Python.
+    """
+    node = _definition(target)
+    return not isinstance(node, ast.FunctionDef) or bool(node.decorator_list) or node.returns is not None
+
+
+def unannotated(target: str) -> str:
+    """What is wrong with a factory of networks of which that cannot be told."""
+    return (
+        f"{target} does not say that it returns a module: write `def {split_target(target)[1]}(features, ...) -> "
+        "torch.nn.Module`, without which its bundle could not be loaded again"
+    )
+
+
+def _definition(target: str) -> ast.stmt | None:
+    """What a module defines under the name of the function, at its top and at last."""
+    module, function = split_target(target)
+    source = _source(module)
+    if source is None:
+        raise ConfigError(f"{target} names the module {module}, which is not there")
+    return _last_called(function, _parsed(module, source, source.read_bytes()).body)
 
 
 def _last_called(name: str, body: Iterable[ast.stmt]) -> ast.stmt | None:

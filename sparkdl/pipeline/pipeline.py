@@ -16,7 +16,15 @@ from sparkdl.errors import ConfigError
 from sparkdl.interchange.mlflow import check_installed
 from sparkdl.models.trust import never
 from sparkdl.pipeline.check import problems_of
-from sparkdl.pipeline.code import code_hash, importable, named_functions, saved_functions, split_target
+from sparkdl.pipeline.code import (
+    code_hash,
+    importable,
+    named_functions,
+    saved_functions,
+    says_what_it_returns,
+    split_target,
+    unannotated,
+)
 from sparkdl.pipeline.file import PipelineFile, draft, load
 from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.plan import Plan, plan_of
@@ -257,6 +265,9 @@ def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:
             code_hash(target)
         except ConfigError as error:
             problems.append((path, f": {error}"))
+            continue
+        if path == ("model", "factory") and not says_what_it_returns(target):
+            problems.append((path, f"={unannotated(target)}"))
     for path, target in saved_functions(spec):
         if reason := never(split_target(target)[0]):
             sentence = (

@@ -97,6 +97,15 @@ def test_what_no_saved_model_may_name_is_refused_before_a_training(folder, word,
         Pipeline.load(folder / "wine.yaml", [word])
 
 
+def test_a_factory_that_does_not_say_what_it_returns_is_refused_before_a_row_is_read(folder):
+    (folder / "cellar.py").write_text("def network(features):\n    return Net()\nclass Net: ...\n")
+    with pytest.raises(PipelineFileError, match=r"model.factory=cellar:network does not say that it returns a module"):
+        Pipeline.load(folder / "wine.yaml", ["model=cellar:network"])
+    Pipeline.load(folder / "wine.yaml", ["model=cellar:Net"])
+    (folder / "cellar.py").write_text("def network(features) -> 'Net':\n    return Net()\nclass Net: ...\n")
+    Pipeline.load(folder / "wine.yaml", ["model=cellar:network"])
+
+
 def test_packages_of_functions_that_models_name_are_trusted_and_no_others(folder):
     (folder / "cellar.py").write_text("def sgd(model): ...\ndef read(spark): ...\n")
     words = ["train.optimizer=cellar:sgd", "label.quality.loss=torch.nn.functional:huber_loss"]
@@ -126,7 +135,7 @@ def test_functions_are_found_beside_the_file_and_a_missing_one_is_told_with_its_
     with pytest.raises(PipelineFileError, match=r"wine.yaml:6: model.factory.*cellar, which is neither in the folder"):
         Pipeline.load(folder / "wine.yaml")
     (folder / "code").mkdir()
-    (folder / "code" / "cellar.py").write_text("def network(features): ...\n")
+    (folder / "code" / "cellar.py").write_text("def network(features) -> Module: ...\n")
     with pytest.raises(PipelineFileError, match="neither in the folder"):
         Pipeline.load(folder / "wine.yaml")
     path = list(sys.path)

@@ -144,9 +144,8 @@ def test_settings_that_contradict_each_other_are_refused_although_each_is_sound(
 
 
 def test_arguments_that_a_factory_does_not_take_are_refused_before_it_is_imported(tmp_path):
-    code = (
-        "raise ValueError('imported')\ndef network(features, width: int = 8, *, gates=2): ...\ndef any(**given): ...\n"
-    )
+    code = "raise ValueError('imported')\n"
+    code += "def network(features, width: int = 8, *, gates=2) -> Module: ...\ndef any(**given) -> Module: ...\n"
     (tmp_path / "cellar.py").write_text(code)
     made = f"{FILE}code: {tmp_path}\nmodel: {{factory: 'cellar:network', arguments: {{gate: 3}}}}\n"
     with pytest.raises(

@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features
 from sparkdl.features.spec import NUMBERS
 from sparkdl.models.importing import makes_a_model
-from sparkdl.pipeline.code import imported
+from sparkdl.pipeline.code import imported, unannotated
 from sparkdl.pipeline.spec import Label, Model
 from sparkdl.pipeline.spec.data import LOSSES
 from sparkdl.pipeline.trials import factory_of
@@ -73,10 +73,7 @@ def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module
     target = factory_of(model)
     factory = imported(target, "model.factory")
     if not makes_a_model(factory):
-        raise ConfigError(
-            f"model.factory={target} does not say that it returns a module: write `def {factory.__name__}(features, "
-            "...) -> torch.nn.Module`, without which its bundle could not be loaded again"
-        )
+        raise ConfigError(f"model.factory={unannotated(target)}")
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
