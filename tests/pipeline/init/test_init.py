@@ -379,6 +379,16 @@ def test_the_split_is_by_time_only_where_windows_fit_the_span(tmp_path, first, l
     assert isinstance(init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW).file.spec.split, split)
 
 
+def test_the_training_rows_that_the_recipe_goes_by_are_those_of_the_split(tmp_path):
+    """50 days of 120 rows, of which 7 validate, 7 test and 2 are scored."""
+    rows = np.arange(6000)
+    at = np.datetime64("2026-01-01", "us") + rows * np.timedelta64(12, "m")
+    pq.write_table(pa.table({"id": rows, "at": at, "x": np.sin(rows), "y": np.cos(rows)}), tmp_path / "t.parquet")
+    split = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y", now=NOW).file.spec.split
+    assert split == TimeSplit(train="all", validate="7 days", test="7 days", score="2 days")
+    assert "by the number of training rows; of about 4,080 as here" in (tmp_path / "p" / "p.yaml").read_text()
+
+
 def test_a_row_a_month_holds_back_years_not_days(tmp_path):
     months = np.arange("1967-07", "2015-05", dtype="datetime64[M]").astype("datetime64[D]")
     x = np.random.default_rng(0).normal(size=len(months))
