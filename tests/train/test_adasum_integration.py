@@ -205,8 +205,8 @@ def on_a_rank(backend, world):
 
 
 WORLDS = [
-    (4, "torch"),
-    pytest.param((3, "torch"), marks=pytest.mark.slow),
+    (3, "torch"),
+    pytest.param((4, "torch"), marks=pytest.mark.slow),
     pytest.param((2, "horovod"), marks=[NEEDS_HOROVOD, pytest.mark.slow]),
 ]
 
