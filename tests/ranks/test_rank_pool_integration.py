@@ -81,6 +81,7 @@ def test_a_group_that_a_failed_rank_left_open_is_joined_by_nobody(pool):
     assert pool.together(added_up, 2, "torch") == [[0, 1]] * 2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_leaves_no_rank_busy(pool, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -158,7 +158,7 @@ def check_labels(folder, kind, labels):
 
 
 @pytest.mark.parametrize(
-    ("kind", "label"), [*FEW[:2], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in FEW[2:])]
+    ("kind", "label"), [FEW[0], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in FEW[1:])]
 )
 def test_what_init_writes_becomes_shards_as_it_is(spark, tmp_path, kind, label):
     rows_of(spark, tmp_path, kind, label, until="shards")
