@@ -140,7 +140,8 @@ def _lists(values: Hashes, offsets: np.ndarray[Any, Any]) -> Hashes:
 
 
 def _fields(fields: list[pa.Array], rows: int) -> Hashes:
-    hashes = np.zeros(rows, np.uint64)
+    """The hashes of structs; they begin with a number that is not 0, which ``mixed`` and all of nothing are, too."""
+    hashes = np.full(rows, _NULL)
     for field in fields:
         hashes = mixed(hashes + _values(field))
     return hashes

@@ -72,6 +72,13 @@ def test_values_hash_alike_exactly_where_they_are_equal(kind):
     check()
 
 
+@pytest.mark.parametrize("kind", [pa.struct({"a": pa.int16(), "b": pa.string()}), pa.map_(pa.int16(), pa.string())])
+def test_zeros_in_one_field_and_nothing_in_the_other_are_told_apart(kind):
+    pairs = [(0, ""), (0, "\0"), (1, ""), (0, "\0\0"), (2, ""), (0, "\0" * 9), (9, "")]
+    array = pa.array([[pair] if pa.types.is_map(kind) else dict(zip("ab", pair, strict=True)) for pair in pairs], kind)
+    assert len({*hashes(array)}) == len(pairs)
+
+
 def test_what_is_missing_is_no_value_and_columns_are_told_apart_by_name():
     assert len({*hashes(pa.array([None, [], [None], [None, None], [0]], pa.list_(pa.int8())))}) == 5
     assert len({*hashes(pa.array([None, "", "\0", "\0\0"]))}) == 4

@@ -43,7 +43,7 @@ from sparkdl.tables.staged import StagedWrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION = 5
+VERSION = 6
 """The version of how rows are validated and hashed; raise it when that changes."""
 _DECIDING = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.timestampType", "spark.sql.legacy.")
 """Settings of Spark, or how their names begin, that decide which values the rows of a source have."""
