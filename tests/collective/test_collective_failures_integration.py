@@ -46,7 +46,8 @@ def three_steps(collective, how, shared, noticed):
 
 def ends():
     """Every backend, way and end; those that are slow have a sibling that is not."""
-    fast = {("torch", "sockets", "dies"), ("torch", "sockets", "raises"), ("horovod", "shared", "dies")}
+    fast = {("torch", "sockets", "dies"), ("torch", "sockets", "raises"), ("torch", "shared", "hangs")}
+    fast |= {("horovod", "shared", "dies")}
     every = itertools.product(("torch", "horovod"), ("shared", "sockets"), ("dies", "raises", "hangs"))
     return [pytest.param(*each, marks=() if each in fast else pytest.mark.slow) for each in every]
 

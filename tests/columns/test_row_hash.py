@@ -56,7 +56,7 @@ def plain(value):
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
 def test_values_hash_alike_exactly_where_they_are_equal(kind):
-    @settings(max_examples=40, deadline=None)
+    @settings(deadline=None)
     @given(st.lists(st.none() | VALUES[kind], max_size=12), st.integers(0, 12), st.integers(0, 3))
     def check(values, start, lead):
         array = pa.array([None] * lead + values, kind).slice(lead)

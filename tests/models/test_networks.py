@@ -262,10 +262,9 @@ def forged(folder, **arguments):
             {"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [10**12]}]}},
             "the saved weights",
         ),
-        pytest.param(
+        (
             {"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [1] * 10**5}]}},
             "far more layers",
-            marks=pytest.mark.slow,
         ),
         ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1, 1, 1]}] * 6000}}, "far more layers"),
         (

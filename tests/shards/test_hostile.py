@@ -116,7 +116,7 @@ READ_MUTATED = """
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ("{}", 40),
+        ("{}", 80),
         pytest.param("{}", 3000, marks=pytest.mark.slow),
         pytest.param('{"compression": "zstd"}', 1000, marks=pytest.mark.slow),
         pytest.param('{"format": "parquet"}', 1000, marks=pytest.mark.slow),

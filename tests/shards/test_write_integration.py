@@ -208,17 +208,19 @@ def test_the_same_rows_and_seed_give_the_same_bytes_from_any_files(spark, tmp_pa
     frame.write.parquet(f"{tmp_path}/rows")
     rows = spark.read.parquet(f"{tmp_path}/rows")
     for columns in (["id", "x", "s"], ["s", "d"]):  # the second: rows of 15 kinds
-        hashes, config = set(), ShardConfig(shard_bytes=20_000)  # several shards, of which each has a place of its own
+        hashes = set()
         for files, by in ((1, "x"), (20, "s")):
             rows.repartition(files).sortWithinPartitions(by).write.parquet(f"{tmp_path}/{len(columns)}-{files}")
             sorted_rows = spark.read.parquet(f"{tmp_path}/{len(columns)}-{files}")
-            uri = tmp_path / f"shards-{len(columns)}-{files}"
-            manifest = write_shards(sorted_rows, uri, columns=columns, config=config)
-            assert (manifest.rows, manifest.spread) == (9000, True)
-            hashes.add(manifest.content_hash)
-        assert len(hashes) == 1
-    config = ShardConfig(seed=3, shard_bytes=20_000)
-    assert write_shards(rows, tmp_path / "other", columns=["s", "d"], config=config).content_hash not in hashes
+            for shard_bytes in (128 << 20, 20_000):
+                uri = tmp_path / f"shards-{len(columns)}-{files}-{shard_bytes}"
+                config = ShardConfig(shard_bytes=shard_bytes)
+                manifest = write_shards(sorted_rows, uri, columns=columns, config=config)
+                assert (manifest.rows, manifest.spread) == (9000, True)
+                hashes.add((shard_bytes, manifest.content_hash))
+        assert len(hashes) == 2
+    other = write_shards(rows, tmp_path / "other", columns=["s", "d"], config=ShardConfig(seed=3))
+    assert other.content_hash not in {content_hash for _, content_hash in hashes}
     kept = write_shards(rows.coalesce(1), tmp_path / "kept", columns=["id"], config=ShardConfig(spread_rows=False))
     unshuffled = ShardedDataset(kept.uri).loader(batch_size=1000, shuffle=False)
     in_order = torch.cat([batch["id"].clone() for batch in unshuffled]).flatten().tolist()

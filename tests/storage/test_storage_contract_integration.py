@@ -15,7 +15,7 @@ from sparkdl.documents.atomic_folder import atomic_replace
 from sparkdl.errors import ConflictError, IntegrityError, StorageError
 from sparkdl.storage import TEMPORARY, Storage
 
-NAMES = [f"name-{number:02d}" for number in range(20)]
+NAMES = [f"name-{number:02d}" for number in range(40)]
 WRITERS = 3
 
 WRITER = """
@@ -135,7 +135,7 @@ def test_s3_takes_a_commit_once_whose_answer_was_lost(s3_root, monkeypatch):
     assert s3_root.child("f").read_bytes() == b"mine"
 
 
-def test_of_three_writers_of_twenty_names_each_name_has_one_winner(root):
+def test_of_three_writers_of_forty_names_each_name_has_one_winner(root):
     """Three processes; of ``memory://``, which every process has to itself, three threads of one."""
     results = _threads(root) if root.uri.startswith("memory:") else _processes(root)
     winners = {name: number for number, (won, _) in enumerate(results) for name in won}

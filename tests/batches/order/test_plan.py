@@ -123,7 +123,7 @@ def test_without_shuffle_the_order_is_file_order(blocks, window):
 
 
 @given(ORDERS, st.integers(1, 60), st.sampled_from(TAILS), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_every_world_size_trains_on_the_same_global_batches(order, global_batch, tail, world_size):
     if tail == "drop":
         global_batch = min(global_batch, order.rows)

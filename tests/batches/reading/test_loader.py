@@ -129,7 +129,7 @@ def test_without_shuffle_rows_come_in_file_order(shards):
     pool=st.sampled_from((300, 5_000, 40_000)),
     lanes=st.sampled_from((None, 1, 3, 8)),
 )
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranks_together_train_on_the_batches_of_one(shards, world_size, batch, tail, seed, epoch, pool, lanes):
     data = dataset(shards, tensors=["id"], pool_bytes=pool, lanes=lanes)
     how = {"global_batch_size": batch, "tail": tail, "seed": seed}
