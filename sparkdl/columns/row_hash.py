@@ -140,7 +140,7 @@ def _lists(values: Hashes, offsets: np.ndarray[Any, Any]) -> Hashes:
 
 
 def _fields(fields: list[pa.Array], rows: int) -> Hashes:
-    """The hashes of structs; they begin with a number that is not 0, which ``mixed`` and all of nothing are, too."""
+    """The hashes of structs. Zero mixed is zero: begun with it, zeros in one field could stand for those in another."""
     hashes = np.full(rows, _NULL)
     for field in fields:
         hashes = mixed(hashes + _values(field))

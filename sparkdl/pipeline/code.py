@@ -12,6 +12,7 @@ import ast
 import difflib
 import functools
 import importlib.util
+import itertools
 import json
 import sys
 import sysconfig
@@ -93,13 +94,9 @@ def importable(code: str) -> Iterator[None]:
             sys.path.remove(folder)
         for name in set(sys.modules) - modules_before:
             file = getattr(sys.modules[name], "__file__", None)
-            if file is not None and _own(Path(file), Path(folder)):
+            # not of an environment or a sparkdl that lies in the folder
+            if file is not None and Path(file).is_relative_to(folder) and not _installed(Path(file)):
                 del sys.modules[name]
-
-
-def _own(file: Path, folder: Path) -> bool:
-    """Whether a file is code of the folder, and not of an environment or a sparkdl that lies in it."""
-    return file.is_relative_to(folder) and not _installed(file)
 
 
 def _installed(file: Path) -> bool:
@@ -244,8 +241,8 @@ def _source(name: str) -> Path | None:
         return None
     files = [Path(spec.origin or "")]
     if rest:
-        places = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
-        files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
+        paths = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+        files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
     return next((file for file in files if file.suffix == ".py" and file.is_file()), None)
 
 
@@ -299,10 +296,5 @@ def _imports(name: str, source: Path, data: bytes) -> tuple[str, ...]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
             names += [base, *(f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")]
-    return tuple(_with_parents(dict.fromkeys(names)))
-
-
-def _with_parents(names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[: end + 1]) for end in range(len(parts)) if name)
+    with_parents = (itertools.accumulate(module.split("."), "{}.{}".format) for module in names if module)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(with_parents)))

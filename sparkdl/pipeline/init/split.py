@@ -38,15 +38,18 @@ class Plan:
         split: as the file has it.
         why: of the split.
         train_rows: rows that train, about.
-        min_rows: of the gate; None leaves its default.
         held_out: rows that judge, about.
     """
 
     split: Mapping[str, Any]
     why: str
     train_rows: int
-    min_rows: int | None
     held_out: int
+
+    @property
+    def min_rows(self) -> int | None:
+        """Of the gate; None leaves its default."""
+        return None if self.held_out >= 2 * _ENOUGH else max(5, self.held_out // 2)
 
 
 def plan_for(rows: int, sample: Sample, profiles: Mapping[str, Profile], key: Key, when: When, label: Label) -> Plan:
@@ -63,9 +66,7 @@ def plan_for(rows: int, sample: Sample, profiles: Mapping[str, Profile], key: Ke
     division = None if when.column is None else _by_time(rows, when, _unlabelled(sample, when.column, when, label))
     if division is None:
         division = _by_hash(rows, when, 0.0 if key.columns else _copies(sample.rows, profiles, label.name))
-    split, train_rows, held_out_rows, why = division
-    least = None if held_out_rows >= 2 * _ENOUGH else max(5, held_out_rows // 2)
-    return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held_out_rows)
+    return division
 
 
 def _unlabelled(sample: Sample, column: str, when: When, label: Label) -> int:
@@ -88,7 +89,7 @@ def _copies(rows: pa.Table, profiles: Mapping[str, Profile], label: str) -> floa
     return 1 - int(rows.select(columns).group_by(columns).aggregate([]).num_rows) / int(rows.num_rows)
 
 
-def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int, int, str]:
+def _by_hash(rows: int, when: When, copies: float) -> Plan:
     small = rows < 2000
     if rows < _TESTED:
         shares = {"train": 0.6, "validate": 0.2, "score": 0.2}
@@ -99,15 +100,15 @@ def _by_hash(rows: int, when: When, copies: float) -> tuple[dict[str, Any], int,
     tested = "" if "test" in shares else f"; {_NO_TEST}"
     size_text = f"{rows:,} rows are few, so more of them are held out: " if small else ""
     reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
+    why, split = f"{size_text}{reason}{tested}", {"by": "hash", **shares}
+    if copies >= _COPIES:
+        why += f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
+        split = {"by": "hash", "copies": "spread", **shares}
     train_rows, held_out_rows = max(1, int(rows * shares["train"])), int(rows * shares["validate"])
-    if copies < _COPIES:
-        return {"by": "hash", **shares}, train_rows, held_out_rows, f"{size_text}{reason}{tested}"
-    copies_text = f"; {copies:.0%} of the rows are copies of others but for the label: each is dealt by itself"
-    split = {"by": "hash", "copies": "spread", **shares}
-    return split, train_rows, held_out_rows, f"{size_text}{reason}{tested}{copies_text}"
+    return Plan(split=split, why=why, train_rows=train_rows, held_out=held_out_rows)
 
 
-def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, int, str] | None:
+def _by_time(rows: int, when: When, unlabelled: int) -> Plan | None:
     """Windows in time that fit the span; None where one of them would be empty, or next to nothing would judge."""
     hours = 24 if when.every == "day" else 1
     validate, score = _lengths(when)
@@ -130,9 +131,9 @@ def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], in
             return None
         lengths = {"validate": validate, **({"test": test} if test else {}), "score": score}
         split = {"by": "time", "train": "all", **{name: _duration(length, when) for name, length in lengths.items()}}
-        why = f"{when.why}: the newest are scored, those before judge{late}"
+        why = f"{when.why}: the newest are scored, those before judge{late}{'' if test else f'; {_NO_TEST}'}"
         held_out_rows = sizes["test" if test else "validate"]
-        return split, max(1, sizes["train"]), held_out_rows, why if test else f"{why}; {_NO_TEST}"
+        return Plan(split=split, why=why, train_rows=max(1, sizes["train"]), held_out=held_out_rows)
     return None
 
 
