@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from sparkdl.compat.spark_errors import java_trace
 from sparkdl.config import require
 from sparkdl.errors import SparkdlError
 from sparkdl.models.reference import reference, version_or_alias
@@ -69,6 +70,7 @@ def with_exit_codes(
             code = exit_code_of(error)
             if code == 4:
                 traceback.print_exception(error)
+                print(java_trace(error), end="", file=sys.stderr)
             text = str(error) if isinstance(error, SparkdlError) else " ".join(str(error).split())
             kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
             sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"

@@ -51,6 +51,16 @@ def unlogged_queries() -> Iterator[None]:
             logger.disabled = disabled
 
 
+def unlogged_tasks(session: Any) -> None:
+    """Keep Java from writing each task that fails to standard error, with its trace, beside the error that is raised.
+
+    For a session of ours; ``java_trace`` gives the trace.
+    """
+    log4j = session._jvm.org.apache.logging.log4j
+    for name in ("executor.Executor", "scheduler.TaskSetManager"):
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+
+
 def task_error(raised: BaseException) -> errors.SparkdlError | None:
     """The error of ours that a task or a rank raised; None if ``raised`` has another reason."""
     if isinstance(raised, errors.RankFailedError):
@@ -120,12 +130,19 @@ def task_errors() -> Iterator[None]:
 def told_by_java(raised: BaseException) -> str:
     """All that Java told of an error of Spark's, with what caused it; empty of any other error.
 
-    Of a database that cannot be reached Spark's own sentence says no more than that; the reason is a cause, which
-    pyspark 4.2 keeps in a private attribute. Without it that sentence is all there is.
+    Of a database that cannot be reached Spark's own sentence says no more than that; the reason is a cause.
     """
     if not type(raised).__module__.startswith(("pyspark.", "py4j.")):
         return ""
-    return f"{raised}\n{getattr(raised, '_stackTrace', '')}"
+    return f"{raised}\n{java_trace(raised)}"
+
+
+def java_trace(raised: BaseException) -> str:
+    """Java's trace of an error of Spark's, as far as its own text lacks it; empty of any other error.
+
+    It is a private attribute of pyspark 4.2; without it that text is all there is.
+    """
+    return str(getattr(raised, "_stackTrace", None) or "")
 
 
 def foreign_jar(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.compat.java_classes import java_options
-from sparkdl.compat.spark_errors import jar_error
+from sparkdl.compat.spark_errors import jar_error, unlogged_tasks
 from sparkdl.compat.spark_master import is_local
 from sparkdl.errors import ConfigError
 from sparkdl.launch.daemon import DEFAULT_PRELOAD
@@ -101,6 +101,7 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
         with interrupts_wait():
             session = builder.getOrCreate()
             session.sparkContext.setLogLevel("ERROR")  # its warnings would bury the progress bar and the summary
+            unlogged_tasks(session)
     except Exception as error:
         refused = jar_error(error)
         if refused is None:

@@ -104,6 +104,16 @@ def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing
 
 
 @pytest.mark.slow
+def test_a_row_that_sql_refuses_is_one_line_of_ours_and_no_trace_of_java(folder):
+    (folder / "data").mkdir()
+    done = sparkdl(folder, "run", "../wine.yaml", "--set", 'expect={colour: "CAST(colour AS INT) > 0"}')
+    assert done.returncode == 1
+    last, *earlier = done.stderr.splitlines()[::-1]
+    assert last.startswith("sparkdl: CAST(colour AS INT) fails for a row: The value 'red'")
+    assert not [line for line in earlier if "\tat " in line or " ERROR " in line or line.startswith("{")]
+
+
+@pytest.mark.slow
 def test_spark_submit_runs_the_same_file_with_its_own_settings(folder):
     command = [
         "spark-submit", "--master", "local[1]", "--conf", "spark.driver.memory=1g",

@@ -31,11 +31,12 @@ class Shop:
         self.rows, self.root = folder / "rows", folder / "root"
         self.rows.mkdir()
 
-    def deliver(self, *days: int) -> None:
+    def deliver(self, *days: int, **more: str) -> None:
         for day in days:
             x = np.random.default_rng(day).normal(size=60)
             frame = pd.DataFrame({"id": np.arange(60) + 100 * day, "x": x, "y": 2 * x + 1})
             frame["at"] = pd.Timestamp(2026, 3, day, 9)
+            frame = frame.assign(**more)
             frame.to_parquet(self.rows / f"{day:02d}.parquet", coerce_timestamps="us")
 
     def new_run(self, *overrides: str) -> Run:
@@ -89,6 +90,25 @@ def test_a_file_that_is_no_parquet_is_named(spark, shop):
     (shop.rows / "04.parquet").write_bytes(b"PAR1 but nothing else of it PAR1" * 9)
     assert "04.parquet cannot be read: " in refused(shop.new_run("source.options={mergeSchema: false}"), spark)
     assert shop.left() == (None, {})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        'transform={sql: "SELECT *, CAST(note AS DOUBLE) AS noted FROM source"}',
+        'expect={note: "CAST(note AS DOUBLE) > 0"}',
+    ],
+)
+def test_a_value_that_sql_refuses_is_told_with_the_expression(spark, shop, asked):
+    shop.deliver(1, 2, note="4")
+    shop.deliver(3, note="4 b")
+    assert refused(shop.new_run(asked), spark, DataError) == (
+        'CAST(note AS DOUBLE) fails for a row: The value \'4 b\' of the type "STRING" cannot be cast to "DOUBLE" '
+        "because it is malformed; correct the source, or take try_cast, whose NULL an expectation can quarantine"
+    )
+    champion, tables = shop.left()
+    assert champion is None
+    assert set(tables) <= {"receipts"}
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypatch):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from sparkdl.compat.spark_errors import jar_error, told_by_java
+from sparkdl.compat.spark_errors import jar_error, told_by_java, unlogged_queries
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.storage import outage_error, store_error
 
@@ -26,6 +27,10 @@ _DATABASE = "org.apache.spark.sql.execution.datasources.jdbc."
 _DRIVER = re.compile(
     r"No suitable driver|ClassNotFoundException: (\S+)(?=(?:\s+at .+)+?\s+at \S+\.jdbc\.DriverRegistry)"
 )
+_ROW = re.compile(r"\[[A-Z_.]+\] ((?:(?!SQLSTATE: ).)+?)\s*SQLSTATE: (?:2[123]\w{3}|P0001)\b", re.DOTALL)
+"""A value that SQL refuses: SQLSTATE's classes of data exceptions, and what ``raise_error`` says."""
+_ADVICE = re.compile(r"\.\s+(?=Correct the value|Use |If |An index shall|The array has)")
+_TOLERANT = re.compile(r"Use (?:the SQL function )?[`'](\w+)")
 _LONGEST = 300
 
 
@@ -37,14 +42,16 @@ def source_errors(listed: bool = True) -> Iterator[None]:
         listed: whether its files were seen before Spark reads them.
 
     Raises:
-        DataError: a file is gone or is not what the source says it is, or a value of a database fits no type of Spark.
+        DataError: a file is gone or is not what the source says it is, a value of a database fits no type of Spark, or
+            SQL refuses the value of a row.
         SchemaError: a column is of one type in a file and of another in the next.
         StorageError: a database does not answer as it is asked.
         StoreUnavailableError: where the source lies nobody answers.
         ConfigError: the session does not know the format, lacks a database's driver, or has a JAR of another Spark.
     """
     try:
-        yield
+        with unlogged_queries():
+            yield
     except Exception as error:
         translated = outage_error(error) or _ours(error, listed) or jar_error(error)
         if translated is None:
@@ -70,7 +77,9 @@ def _ours(error: Exception, listed: bool) -> SparkdlError | None:
             f"this session has no data source {unknown[1]!r}: correct source.format, or give its package of this Spark "
             "in spark: {conf: {spark.jars.packages: ...}}"
         )
-    return _of_database(error, text) if _DATABASE in text else None
+    if _DATABASE in text:
+        return _of_database(error, text)
+    return _of_row(error, text)
 
 
 def _of_file(text: str, listed: bool) -> DataError:
@@ -112,6 +121,20 @@ def _of_database(error: Exception, text: str) -> SparkdlError:
     detail = "" if root == messages[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
     reason = re.sub(r" Position: \d+$", "", _short(messages[-1]))
     return store_error(error, f"the database cannot be read: {reason}{detail}; correct source, or see to the database")
+
+
+def _of_row(error: Exception, text: str) -> DataError | None:
+    """What SQL has against the value of a row; None if nothing."""
+    refused = _ROW.search(text)
+    if refused is None:
+        return None
+    contexts: list[Any] = getattr(error, "getQueryContext", list)()
+    places = [each.fragment() if each.contextType().name == "SQL" else each.callSite() for each in contexts]
+    place = _short(places[0]) if places else "SQL"
+    tolerant = _TOLERANT.search(refused[1])
+    way = f", or take {tolerant[1]}, whose NULL an expectation can quarantine" if tolerant else " or what is made of it"
+    reason = _short(_ADVICE.split(refused[1])[0])
+    return DataError(f"{place} fails for a row: {reason}; correct the source{way}")
 
 
 def _short(text: str) -> str:

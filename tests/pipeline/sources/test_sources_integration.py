@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from pyspark.errors import PythonException
 
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline import Pipeline
@@ -163,3 +166,42 @@ def test_a_source_without_rows_is_refused_where_nothing_has_been_done_before(spa
     file.write_text(f"source: {source}\nroot: {tmp_path}/data\nlabel: {{y: binary}}\nfeatures: {{x: number}}\n")
     with pytest.raises(DataError, match="the source has no rows: wait for data, or correct source"):
         Pipeline.load(file).run(spark, until="ingest")
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            "1 / (id - 1)",
+            "1 / (id - 1) fails for a row: Division by zero; correct the source, or take try_divide, whose",
+        ),
+        (
+            "array(1)[id]",
+            "array(1)[id] fails for a row: The index 1 is out of bounds; correct the source, or take get, ",
+        ),
+        ("to_date(concat(id, 'x'), 'yyyy')", "SQL fails for a row: Text '0x' could not be parsed at index 0; correct "),
+        (
+            "map(0, id, id, id)",
+            "SQL fails for a row: Duplicate map key 0 was found, please check the input data; correct",
+        ),
+        (
+            "IF(id < 1, 'x', raise_error('too high'))",
+            "SQL fails for a row: too high; correct the source or what is made",
+        ),
+    ],
+)
+def test_a_value_that_sql_refuses_is_told_in_one_sentence(spark, capfd, sql, said):
+    rows = spark.range(0, 2, 1, 1).selectExpr(f"{sql} AS value")
+    with pytest.raises(DataError, match=re.escape(said)) as caught, source_errors():
+        rows.mapInArrow(lambda batches: batches, rows.schema).collect()
+    assert "\n" not in str(caught.value)
+    assert "QueryContextLogger" not in capfd.readouterr().err
+
+
+def test_what_a_function_of_the_users_raises_stays_his(spark):
+    def broken(batches):
+        raise ValueError("my own")
+        yield from batches
+
+    with pytest.raises(PythonException, match="my own"), source_errors():
+        spark.range(2).mapInArrow(broken, "id long").collect()
