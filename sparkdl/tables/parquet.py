@@ -25,7 +25,8 @@ from sparkdl.tables.nulls import nested_nulls
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
 _HELD_BYTES = 128 << 20  # of all files of one task that are open
-_OPEN_FILES = 32
+OPEN_FILES = 32
+"""Most files that a task holds open."""
 _STATISTICS_COLUMNS = 32  # Delta's own default for the number of columns that get minima and maxima
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {chr(code) for code in range(1, 32)} | set("\"#%'*/:=?\\{}[]^\x7f") | {" "}
@@ -185,7 +186,7 @@ class WriteTask:
 
 
 class Files:
-    """The files that one task has open, at most ``_OPEN_FILES`` at once, and those it has finished.
+    """The files that one task has open, at most ``OPEN_FILES`` at once, and those it has finished.
 
     Args:
         task: whose they are.
@@ -236,7 +237,7 @@ class Files:
     def _append(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> None:
         file = self._open.pop(partition, None)
         if file is None:
-            if len(self._open) >= _OPEN_FILES:  # the one that was not written to for longest
+            if len(self._open) >= OPEN_FILES:  # the one that was not written to for longest
                 self._close(next(iter(self._open)))
             file = self._create(partition, batch)
         self._open[partition] = file

@@ -212,7 +212,7 @@ class ParquetRows(FileRows):
             names = None if columns is None else [name for name in columns if name in parquet.schema_arrow.names]
             groups = None if group is None else [group]
             for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=groups, columns=names):
-                yield self._with_partition(times_of_spark(pa.Table.from_batches([batch])), file, columns)
+                yield self._with_partition(pa.Table.from_batches([times_of_spark(batch)]), file, columns)
 
 
 class DeltaRows(ParquetRows):

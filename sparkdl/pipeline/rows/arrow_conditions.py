@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_numpy
-from sparkdl.pipeline.rows.expect import BROKEN, KEPT, OUTCOME
-from sparkdl.pipeline.windows import MALFORMED
+from sparkdl.pipeline.rows.expect import BROKEN, KEPT, NOT_DATED, OUTCOME
+from sparkdl.pipeline.windows import MALFORMED, NO_TIME, WINDOW
 
 _NAME = r"(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[A-Za-z_]\w*))"
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
@@ -128,6 +128,8 @@ class Judge:
             outcomes = pa.repeat(_scalar(KEPT), batch.num_rows)
             for name in reversed(self.reasons):
                 outcomes = pc.if_else(broken[name], _scalar(name), outcomes)
+            undated = pc.equal(batch.column(WINDOW), _scalar(NO_TIME))
+            outcomes = pc.if_else(undated, _scalar(NOT_DATED), outcomes)
             lines = pa.nulls(batch.num_rows, pa.string())
             columns = [*batch.columns, outcomes, _names_of(broken, self.named, batch.num_rows), lines]
             yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, OUTCOME, BROKEN, MALFORMED])

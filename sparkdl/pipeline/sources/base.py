@@ -101,11 +101,14 @@ class ParquetFooters:
 
     Attributes:
         schema: of the columns that Spark would read; the partition column is the last.
+        stored: the same with the types that the files have, which may be finer than Spark's microseconds.
         root: the folder that the files lie below.
-        files: of each its path below the root, and the window beside the partition's value.
+        files: of each its path below the root, and the window beside the partition's value; of rows that tell their
+            windows themselves neither.
     """
 
     schema: pa.Schema
+    stored: pa.Schema
     root: Storage
     files: tuple[TableFile, ...]
 

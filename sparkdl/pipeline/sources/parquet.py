@@ -105,11 +105,12 @@ class ParquetFiles(Files):
     def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
         """The files, where Arrow reads them as Spark does, and their footers are not too many.
 
-        They are of this machine, with the same columns of ``_SPARKS_NAMES`` or decimals, and no options for Spark's
-        reader. The partition column, if there is one, holds dates, and no other folder is named as one.
+        They are of this machine, with the same columns of ``_SPARKS_NAMES``, nanoseconds or decimals, and no options
+        for Spark's reader. The partition column, if there is one, holds dates, and no other folder is named as one. The
+        column that says when a row happened is no text.
         """
         section, by = self.section, self.section.partition
-        if section.options or section.time is not None or (by is not None and section.every != "day"):
+        if section.options or (by is not None and section.every != "day"):
             return None
         first = next(iter(snapshot.files))
         root = Storage.of(first).parent()
@@ -118,6 +119,10 @@ class ParquetFiles(Files):
             return None
         schema = footers[first].schema
         if by in schema.names or any(footer.schema != schema for footer in footers.values()):
+            return None
+        if section.time is not None and (
+            section.time not in schema.names or not pa.types.is_temporal(schema.field(section.time).type)
+        ):
             return None
         if by is not None:
             root = root.parent()
@@ -131,12 +136,15 @@ class ParquetFiles(Files):
             if partition is None:
                 return None
             table_files.append(TableFile(path, snapshot.files[address][0], partition, footer.rows))
-        return ParquetFooters(schema=schema, root=root, files=tuple(table_files))
+        of_spark = pa.schema([field.with_type(microseconds(field.type)) for field in schema])
+        return ParquetFooters(schema=of_spark, stored=schema, root=root, files=tuple(table_files))
 
     def _partition(self, folder: str) -> dict[str, str | None] | None:
         """The partition's value and the window of the files in a folder below the root; None where Spark decides."""
         if self.section.partition is None:
-            return None if folder else {WINDOW: WHOLE}
+            if folder:
+                return None
+            return {WINDOW: WHOLE} if self.section.time is None else {}
         name, _, day = folder.partition("=")
         if name != self.section.partition or day == NO_TIME or day != window_of(day, self.section):
             return None
@@ -191,7 +199,7 @@ def _few_footers(files: Mapping[str, FileStamp]) -> dict[str, _Footer] | None:
 def _read_alike(schema: pa.Schema, metadata: Mapping[bytes, bytes]) -> bool:
     """Whether the columns are of types that Arrow and Spark read alike, and those that Spark noted where it wrote."""
     if not len(schema) or not all(
-        kind in _SPARKS_NAMES.values() or pa.types.is_decimal128(kind) for kind in schema.types
+        _in_utc(microseconds(kind)) in _SPARKS_NAMES.values() or pa.types.is_decimal128(kind) for kind in schema.types
     ):
         return False
     noted, version = metadata.get(_SPARKS_SCHEMA), metadata.get(_SPARKS_VERSION, b"4")
@@ -210,3 +218,8 @@ def _read_alike(schema: pa.Schema, metadata: Mapping[bytes, bytes]) -> bool:
         if field_metadata or not (decimal or (isinstance(kind, str) and _SPARKS_NAMES.get(kind) == arrow_type)):
             return False
     return True
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The type with UTC for another time zone: the moments are the same."""
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import filled, from_numpy, to_numpy
 from sparkdl.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -139,15 +139,14 @@ def microseconds(kind: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", kind.tz) if _nanoseconds(kind) else kind
 
 
-def times_of_spark(rows: pa.Table) -> pa.Table:
+def times_of_spark(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of a file with times as Spark has them."""
     for index, field in enumerate(rows.schema):
         if _nanoseconds(field.type):
-            count = rows.column(index).cast(pa.int64())
-            nearer_to_0 = pc.divide(count, 1000)
-            below = pc.greater(pc.multiply(nearer_to_0, 1000), count).cast(pa.int64())
-            floored = pc.subtract(nearer_to_0, below).cast(microseconds(field.type))
-            rows = rows.set_column(index, field.name, floored)
+            column = rows.column(index)
+            floored = to_numpy(filled(column.cast(pa.int64()), 0)) // 1000
+            in_spark = from_numpy(floored, to_numpy(column.is_null())).cast(microseconds(field.type))
+            rows = rows.set_column(index, field.name, in_spark)
     return rows
 
 

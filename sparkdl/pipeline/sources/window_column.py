@@ -1,16 +1,22 @@
 """The window of each row, as an expression over the column that says when it happened.
 
-Names are told by UTC whatever the session's time zone is; and of one text, such as the name of a partition's folder,
-without Spark. A text with an offset behind its time is the moment that it tells, another one is told by its letters.
+Names are told by UTC whatever the session's time zone is; and without Spark of dates and times in Arrow, and of one
+text, such as the name of a partition's folder. A text with an offset behind its time is the moment that it tells,
+another one is told by its letters.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_numpy
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.spec import SourceSection
 from sparkdl.pipeline.windows import NO_TIME, WHOLE
@@ -35,6 +41,7 @@ _LENGTHS = {"day": 10, "hour": 13}
 _FIRST_YEAR = "0001"
 """Spark knows a year 0, Python's dates begin after it."""
 _US_PER_HOUR = 3_600_000_000
+_EPOCH = datetime(1970, 1, 1)
 
 
 def window_column(frame: DataFrame, section: SourceSection, partition_is_text: bool = False) -> Column:
@@ -84,9 +91,30 @@ def _of_instant(column: Column, section: SourceSection) -> Column:
     """The window of an instant: by arithmetic, so that the session's time zone changes nothing."""
     from pyspark.sql import functions as F
 
-    hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
-    day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
-    return day if section.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
+    micros, hour = F.unix_micros(column), F.lit(_US_PER_HOUR)
+    # whole numbers: a fraction of a double is a moment too late in the year 9999
+    hours = F.call_function("div", micros, hour) - F.when(micros % hour < 0, 1).otherwise(0)
+    day, of_day = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
+    return day if section.every == "day" else F.concat_ws("T", day, F.lpad(of_day.cast("string"), 2, "0"))
+
+
+def window_names(values: pa.Array, every: str) -> pa.Array:
+    """The window of each of these dates, or times in microseconds: the one that ``window_column`` gives the row."""
+    numbers = values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
+    starts = to_numpy(filled(numbers, 0))
+    if not pa.types.is_date32(values.type):
+        starts = starts // _US_PER_HOUR // (24 if every == "day" else 1)
+    different, places = np.unique(starts, return_inverse=True)
+    names = from_values([_window_from(start, every) for start in different.tolist()], pa.string())
+    return pc.if_else(values.is_valid(), names.take(from_numpy(places)), from_values([NO_TIME], pa.string())[0])
+
+
+def _window_from(start: int, every: str) -> str:
+    """The window that begins so many days or hours after 1970 has begun."""
+    try:
+        return (_EPOCH + timedelta(**{f"{every}s": start})).isoformat()[: _LENGTHS[every]]
+    except OverflowError:  # before the year 1, or after 9999
+        return NO_TIME
 
 
 def newest_first(frame: DataFrame, name: str) -> list[Column]:

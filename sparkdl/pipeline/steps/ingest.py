@@ -238,7 +238,7 @@ def ingest(spark: SparkSession, run: Run) -> list[WindowReceipt]:
     due = {name: windows.get(name, "") for name in stale_of(IngestStep(), run).keys}  # empty: to be emptied
     due_in_source = [name for name in due if name in windows]
     _check_lost(run)
-    if files is not None and not files.keys_are_unique(due_in_source, spec.source.key):
+    if files is not None and not files.can_judge(due_in_source, spec.source.key):
         files, source_rows = None, read_rows(spark, source, snapshot)
     due_rows = of_windows(source_rows, source, due_in_source) if files is None else source_rows
     prepared = _transformed(run, source_rows, due_rows)

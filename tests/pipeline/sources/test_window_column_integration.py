@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
-from sparkdl.pipeline.sources.window_column import newest_first, window_column, window_of
+from sparkdl.pipeline.sources.window_column import newest_first, window_column, window_names, window_of
 from sparkdl.pipeline.spec.source import SqlSource
 from sparkdl.pipeline.windows import NO_TIME, ahead
 
@@ -60,6 +61,31 @@ def test_a_text_that_is_no_day_or_hour_is_in_no_window(spark, every):
     assert {row[0]: row[1] for row in frame.select("at", window_column(frame, source)).collect()} == wanted
     assert {text: window_of(text, source) for text in TEXTS} == wanted
     assert ahead(wanted.values(), datetime(2026, 11, 1, tzinfo=UTC)) == []  # every name is a window's
+
+
+EDGES = (-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""The year 1, and the end of 9999, in microseconds."""
+MOMENTS = [
+    *(edge + step for edge in (0, 1_772_323_200_000_000, *EDGES) for step in (-3_600_000_001, -1, 0, 1, 3_599_999_999)),
+    -62_167_219_200_000_000, 2**62, -(2**62), None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("every", ["day", "hour"])
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "date"])
+def test_arrow_tells_the_windows_of_times_as_spark_does(spark, kind, every):
+    if kind == "date" and every == "hour":
+        return
+    source = SqlSource(query="SELECT 1", time="at", every=every)
+    moments = spark.createDataFrame([(moment,) for moment in MOMENTS], "micros LONG").selectExpr(
+        "micros", f"CAST(timestamp_micros(micros) AS {kind}) AS at"
+    )
+    told = {row[0]: row[1] for row in moments.select("micros", window_column(moments, source)).collect()}
+    micros = pa.array(MOMENTS, pa.int64())
+    types = {"timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"), "date": pa.date32()}
+    days = pa.array([None if moment is None else moment // 86_400_000_000 for moment in MOMENTS], pa.int32())
+    values = days if kind == "date" else micros
+    assert dict(zip(MOMENTS, window_names(values.cast(types[kind]), every).to_pylist(), strict=True)) == told
 
 
 def test_a_text_with_an_offset_is_one_moment_whatever_the_session_takes_times_for(spark):

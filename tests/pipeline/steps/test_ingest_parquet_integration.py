@@ -98,15 +98,25 @@ def told(tables, done):
     return content, msgspec.to_builtins(done)
 
 
-@pytest.fixture(params=[None, "partition"])
+@pytest.fixture(
+    params=[
+        {},
+        {"partition": "day"},
+        {"time": "at", "every": "hour"},
+        {"time": "wall"},
+        pytest.param({"time": "wall", "every": "hour"}, marks=pytest.mark.slow),
+        pytest.param({"time": "on"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda source: " ".join(source.values()) or "whole",
+)
 def folder(request, tmp_path):
-    """Files in one folder, or by day, one of them in two parts."""
+    """Files in one folder, or by day, one of them in two parts; and what tells the windows."""
     root = tmp_path / "orders"
     for number, day in enumerate(("2026-03-01", "2026-03-02", "2026-03-02")):
-        place = root / f"day={day}" if request.param else root
+        place = root / f"day={day}" if "partition" in request.param else root
         place.mkdir(parents=True, exist_ok=True)
         pq.write_table(odd_rows(number * ROWS), place / f"part {number}.parquet", row_group_size=25)
-    return root, {} if request.param is None else {"partition": "day"}
+    return root, request.param
 
 
 def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spark, tmp_path, monkeypatch, folder):
@@ -145,7 +155,8 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
     spec = spec_of(root, **source)
     direct = str(tmp_path / "direct")
     _, done = ingest(spark, spec, direct)
-    assert sum(books.duplicates for books in done) == ROWS - 1, "those without an id are no duplicates"
+    later = 20 if source.get("time") == "wall" else 1  # those of the year 9999; and those without an id are no copies
+    assert sum(books.duplicates for books in done) == ROWS - later
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = str(tmp_path / "through")
     _, expected = ingest(spark, spec, through)
@@ -159,14 +170,74 @@ def test_a_file_with_other_rows_than_its_footer_told_is_refused(spark, tmp_path,
 
     def with_stale_footers(*arguments):
         files = found(*arguments)
-        first, *others = files.footers.files
-        return replace(files, footers=replace(files.footers, files=(first._replace(rows=first.rows + 1), *others)))
+        path, counts = next(iter(files.windows.items()))
+        name, rows = next(iter(counts.items()))
+        return replace(files, windows={**files.windows, path: {**counts, name: rows + 1}})
 
     monkeypatch.setattr(ingestion, "parquet_rows", with_stale_footers)
     tables = str(tmp_path / "tables")
     with pytest.raises(DataError, match="rows when it was looked at"):
         ingest(spark, spec, tables)
     assert not windows_of(spec, tables)
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_as_pandas_writes_them_are_those_that_spark_makes_of_them(spark, tmp_path, monkeypatch, zone):
+    root = tmp_path / "orders"
+    root.mkdir()
+    moments = pa.array([1_772_323_199_999_999_999, -1, None, 1_772_323_200_000_000_000, 0, 999] * 10)
+    rows = odd_rows().drop_columns(["at"]).append_column("at", moments.cast(pa.timestamp("ns", zone)))
+    pq.write_table(rows, root / "a.parquet")
+    tables = [str(tmp_path / name) for name in ("direct", "through", "untimed", "untimed through")]
+    for spec, (direct, through) in zip(
+        [spec_of(root, time="at"), spec_of(root)], [tables[:2], tables[2:]], strict=True
+    ):
+        assert not left_to_spark(spark, spec)
+        _, done = ingest(spark, spec, direct)
+        with monkeypatch.context() as patch:
+            patch.setattr(ingestion, "parquet_rows", lambda *_: None)
+            _, expected = ingest(spark, spec, through)
+        assert told(direct, done) == told(through, expected)
+    assert {"1969-12-31", "1970-01-01", "2026-02-28", "2026-03-01", "none"} == {
+        *windows_of(spec_of(root, time="at"), tables[0])
+    }
+
+
+def test_of_rows_that_tell_their_windows_those_are_read_again_that_changed(spark, tmp_path, monkeypatch):
+    root, tables = tmp_path / "orders", str(tmp_path / "tables")
+    root.mkdir()
+    spec = spec_of(root, time="on")
+
+    def days(number, *values):
+        rows = odd_rows(number * ROWS).drop_columns(["on"])
+        on = pa.array([values[place % len(values)] for place in range(ROWS)])
+        pq.write_table(rows.append_column("on", on), root / f"{number}.parquet")
+
+    days(0, date(2026, 3, 1), date(2026, 3, 2))
+    days(1, date(2026, 3, 2), date(2026, 3, 3))
+    assert [books.window for books in ingest(spark, spec, tables)[1]] == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    days(2, date(2026, 3, 3), date(2026, 3, 4))
+    _, done = ingest(spark, spec, tables)
+    assert [(books.window, books.read) for books in done] == [("2026-03-03", 60), ("2026-03-04", 30)]
+    monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
+    assert ingest(spark, spec, tables)[1] == []
+    through = str(tmp_path / "through")
+    ingest(spark, spec, through)
+    assert told(tables, [])[0] == told(through, [])[0]
+
+
+@pytest.mark.parametrize(("rows", "days", "few"), [(4_000, 300, True), (120_000, 20, True), (120_000, 60, False)])
+def test_rows_whose_windows_would_become_many_files_are_left_to_spark(spark, tmp_path, rows, days, few):
+    ids = pa.array(range(rows))
+    on = pa.array([row % days for row in range(rows)], pa.int32()).cast(pa.date32())
+    table = pa.table({"order id": ids, "y": ids, "x": ids.cast(pa.float64()), "tiny": ids, "on": on})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    spec = spec_of(tmp_path / "rows.parquet", time="on")
+    source = source_of(spec.source)
+    found = parquet_rows(spark, spec, source, source.snapshot())
+    assert found is not None
+    assert len(found.rows) == days
+    assert found.can_judge([*found.rows], ["order id"]) == few
 
 
 def left_to_spark(spark: SparkSession, spec):
@@ -204,7 +275,7 @@ def test_settings_and_layouts_that_only_spark_follows_are_left_to_it(spark, tmp_
     pq.write_table(odd_rows(), root / "a.parquet")
     assert not left_to_spark(spark, spec_of(root))
     assert left_to_spark(spark, spec_of(root, options={"pathGlobFilter": "b*"}))
-    assert left_to_spark(spark, spec_of(root, time="at"))
+    assert left_to_spark(spark, spec_of(root, time="text"))
     assert left_to_spark(spark, spec_of(root, key=("gone",)))
     name = "spark.sql.parquet.inferTimestampNTZ.enabled"
     spark.conf.set(name, "false")
