@@ -6,6 +6,7 @@ source no row enters the JVM. What is judged, counted and hashed is what the way
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from sparkdl.pipeline.windows import WINDOW
 from sparkdl.tables.parquet import OPEN_FILES
 from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.plan import shares_of, tasks_at_once
-from sparkdl.tables.scan.read import ScanTask
+from sparkdl.tables.scan.read import FilePart, ScanTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,16 +100,26 @@ class ParquetRows:
         return bool(keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows)
 
     def _writes_few_files(self, windows: Collection[str]) -> bool:
-        """Whether tasks that read as the rows lie write about as many files as there are windows."""
-        written = 0
-        for share in self._scan([WINDOW], windows, slots=tasks_at_once(self.spark)).shares:
-            in_share: Counter[str] = Counter()
-            for path in {part.path for part in share}:
-                in_share.update({name: rows for name, rows in self.windows[path].items() if name in windows})
-            if len(in_share) > OPEN_FILES and in_share.total() > _MERGED_ROWS:
-                return False
-            written += len(in_share)
-        return written <= 2 * len(windows) + OPEN_FILES
+        """Whether tasks that write rows as they lie write about as many files as there are windows."""
+        shares = self._scan([WINDOW], windows, slots=tasks_at_once(self.spark)).shares
+        return sum(self._files_of(share, windows) for share in shares) <= 2 * len(windows) + OPEN_FILES
+
+    def _files_of(self, share: Sequence[FilePart], windows: Collection[str]) -> int:
+        """About how many files the task of a share writes: a batch of more windows than are open opens each anew."""
+        batches: list[tuple[set[str], int]] = []
+        for path in dict.fromkeys(part.path for part in share):
+            counts = {name: rows for name, rows in self.windows[path].items() if name in windows}
+            names, rows = {*counts}, sum(counts.values())
+            if batches and batches[-1][1] + rows <= _MERGED_ROWS:
+                earlier_names, earlier_rows = batches.pop()
+                names, rows = names | earlier_names, rows + earlier_rows
+            batches.append((names, rows))
+        files, still_open = 0, set[str]()
+        for names, rows in batches:
+            few = len(names) <= OPEN_FILES
+            files += len(names - still_open) * (1 if few else math.ceil(rows / _MERGED_ROWS))
+            still_open = names if few else set()
+        return files
 
     def check(self, left: Mapping[str, int], windows: Collection[str]) -> None:
         """Refuse what left the tasks, rows by window, if it is not what the footers told.

@@ -226,18 +226,28 @@ def test_of_rows_that_tell_their_windows_those_are_read_again_that_changed(spark
     assert told(tables, [])[0] == told(through, [])[0]
 
 
-@pytest.mark.parametrize(("rows", "days", "few"), [(4_000, 300, True), (120_000, 20, True), (120_000, 60, False)])
-def test_rows_whose_windows_would_become_many_files_are_left_to_spark(spark, tmp_path, rows, days, few):
+@pytest.mark.parametrize(
+    ("files", "rows", "days", "few"),
+    [
+        (1, 4_000, 300, True),
+        (1, 120_000, 20, True),
+        (1, 220_000, 60, False),
+        (40, 3_000, 1, True),
+        (3, 90_000, 60, False),
+    ],
+)
+def test_rows_whose_windows_would_become_many_files_are_left_to_spark(spark, tmp_path, files, rows, days, few):
     ids = pa.array(range(rows))
-    on = pa.array([row % days for row in range(rows)], pa.int32()).cast(pa.date32())
-    table = pa.table({"order id": ids, "y": ids, "x": ids.cast(pa.float64()), "tiny": ids, "on": on})
-    pq.write_table(table, tmp_path / "rows.parquet")
-    spec = spec_of(tmp_path / "rows.parquet", time="on")
+    for file in range(files):
+        on = pa.array([row % days + (file if days == 1 else 0) for row in range(rows)], pa.int32()).cast(pa.date32())
+        table = pa.table({"order id": ids, "y": ids, "x": ids.cast(pa.float64()), "tiny": ids, "on": on})
+        pq.write_table(table, tmp_path / f"{file:02}.parquet")
+    spec = spec_of(tmp_path, time="on")
     source = source_of(spec.source)
     found = parquet_rows(spark, spec, source, source.snapshot())
     assert found is not None
-    assert len(found.rows) == days
-    assert found.can_judge([*found.rows], ["order id"]) == few
+    assert len(found.rows) == max(days, files if days == 1 else 0)
+    assert found.can_judge([*found.rows], []) == few
 
 
 def left_to_spark(spark: SparkSession, spec):
