@@ -113,7 +113,7 @@ class Judge:
 
     Attributes:
         conditions: by expectation.
-        reasons: the expectations that refuse a row, the first of which is its outcome.
+        reasons: the expectations that refuse a row, the first of which is its outcome; before all, that it has no time.
         named: those that are listed for each row that breaks them.
     """
 

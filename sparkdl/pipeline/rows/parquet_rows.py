@@ -84,7 +84,7 @@ class ParquetRows:
 
     def can_judge(self, windows: Collection[str], key: Sequence[str]) -> bool:
         """Whether tasks judge the rows of some windows: no two of a window have one key, and few files are written."""
-        return self._keys_are_unique(windows, key) and (self.time is None or self._writes_few_files(windows))
+        return (self.time is None or self._writes_few_files(windows)) and self._keys_are_unique(windows, key)
 
     def _keys_are_unique(self, windows: Collection[str], key: Sequence[str]) -> bool:
         """Whether no two rows of a window have the same key; False also where that takes Spark to tell."""
@@ -122,7 +122,7 @@ class ParquetRows:
         return files
 
     def check(self, left: Mapping[str, int], windows: Collection[str]) -> None:
-        """Refuse what left the tasks, rows by window, if it is not what the footers told.
+        """Refuse what left the tasks, rows by window, if it is not what footers or times told.
 
         Raises:
             DataError: names the first window.
@@ -148,14 +148,11 @@ class ParquetRows:
     def _as_spark_reads(self, columns: Sequence[str], windows: Collection[str]) -> list[Task]:
         """What makes of columns of files what Spark would, and leaves out the rows of other windows."""
         schema = pa.schema([self.schema.field(name) for name in columns])
+        typed = partial(_typed, schema=schema)
         if self.time is None:
-            return [partial(_typed, schema=schema)]
+            return [typed]
         in_windows = partial(_in_windows, time=self.time, windows=tuple(windows))
-        return [
-            in_windows,
-            partial(_typed, schema=schema),
-            partial(merge_small, rows=_MERGED_ROWS, most_bytes=_MERGED_BYTES),
-        ]
+        return [typed, in_windows, partial(merge_small, rows=_MERGED_ROWS, most_bytes=_MERGED_BYTES)]
 
 
 def _scan(footers: ParquetFooters, columns: Sequence[str], files: Sequence[TableFile], *, slots: int) -> ScanTask:
@@ -176,8 +173,7 @@ def _in_windows(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of some windows, each with its window in the place of the first column."""
     column, every = time
-    for batch in batches:
-        rows = times_of_spark(batch)
+    for rows in batches:
         names = window_names(rows.column(column), every)
         chosen = pc.is_in(names, value_set=from_values(windows, pa.string()))
         yield rows.set_column(0, WINDOW, names).filter(chosen)
@@ -201,7 +197,7 @@ def _windows_of(footers: ParquetFooters, time: tuple[str, str] | None) -> dict[s
             counts: Counter[str] = Counter()
             for batch in _scan(footers, [time[0]], [file], slots=1).collected().to_batches():
                 names = window_names(times_of_spark(batch).column(0), time[1])
-                counts.update({each["values"]: each["counts"] for each in names.value_counts().to_pylist()})
+                counts.update({count["values"]: count["counts"] for count in names.value_counts().to_pylist()})
             windows[file.path] = counts
     except StorageError:  # Spark says which file cannot be read
         return None

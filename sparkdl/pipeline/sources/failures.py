@@ -129,12 +129,12 @@ def _of_row(error: Exception, text: str) -> DataError | None:
     if refused is None:
         return None
     contexts: list[Any] = getattr(error, "getQueryContext", list)()
-    places = [each.fragment() if each.contextType().name == "SQL" else each.callSite() for each in contexts]
-    place = _short(places[0]) if places else "SQL"
+    in_sql = bool(contexts) and contexts[0].contextType().name == "SQL"
+    expression = _short(contexts[0].fragment() if in_sql else contexts[0].callSite()) if contexts else "SQL"
     tolerant = _TOLERANT.search(refused[1])
     way = f", or take {tolerant[1]}, whose NULL an expectation can quarantine" if tolerant else " or what is made of it"
     reason = _short(_ADVICE.split(refused[1])[0])
-    return DataError(f"{place} fails for a row: {reason}; correct the source{way}")
+    return DataError(f"{expression} fails for a row: {reason}; correct the source{way}")
 
 
 def _short(text: str) -> str:

@@ -199,7 +199,10 @@ def _few_footers(files: Mapping[str, FileStamp]) -> dict[str, _Footer] | None:
 def _read_alike(schema: pa.Schema, metadata: Mapping[bytes, bytes]) -> bool:
     """Whether the columns are of types that Arrow and Spark read alike, and those that Spark noted where it wrote."""
     if not len(schema) or not all(
-        _in_utc(microseconds(kind)) in _SPARKS_NAMES.values() or pa.types.is_decimal128(kind) for kind in schema.types
+        kind in _SPARKS_NAMES.values()
+        or pa.types.is_decimal128(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit in ("us", "ns"))
+        for kind in schema.types
     ):
         return False
     noted, version = metadata.get(_SPARKS_SCHEMA), metadata.get(_SPARKS_VERSION, b"4")
@@ -218,8 +221,3 @@ def _read_alike(schema: pa.Schema, metadata: Mapping[bytes, bytes]) -> bool:
         if field_metadata or not (decimal or (isinstance(kind, str) and _SPARKS_NAMES.get(kind) == arrow_type)):
             return False
     return True
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """The type with UTC for another time zone: the moments are the same."""
-    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
